@@ -1,0 +1,1 @@
+"""everplex: exact, resumable perplexity of a language model over a large corpus."""
