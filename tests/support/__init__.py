@@ -1,0 +1,1 @@
+"""What tests share: tiny models, corpora, servers and oracles."""
