@@ -1,0 +1,87 @@
+"""How far the work is, on stderr: a live line on a terminal, plain lines elsewhere."""
+
+import math
+import sys
+import time
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+_PLAIN_EVERY_SECONDS = 10.0
+
+
+class Progress:
+    """Shows one changing line and lets sentences pass above it. A quiet one (`shown=False`) shows sentences alone."""
+
+    def __init__(self, *, shown: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._shown = shown
+        self._live: Live | None = None
+        self._clock = clock
+        self._last_plain = float("-inf")
+
+    def say(self, sentence: str) -> None:
+        """Print one sentence."""
+        if self._live is not None:
+            self._live.console.print(f"everplex: {sentence}", markup=False)
+        else:
+            sys.stderr.write(f"everplex: {sentence}\n")
+            sys.stderr.flush()
+
+    def show(self, line: str) -> None:
+        """Replace the changing line; where stderr is no terminal, print it now and then."""
+        if not self._shown:
+            return
+        if self._console.is_terminal:
+            if self._live is None:
+                self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+                self._live.start()
+            self._live.update(Text(line, no_wrap=True, overflow="ellipsis"))
+        elif self._clock() - self._last_plain >= _PLAIN_EVERY_SECONDS:
+            self._last_plain = self._clock()
+            self.say(line)
+
+    def close(self) -> None:
+        """Take the changing line away."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+class EvaluationProgress:
+    """Counts evaluated chunks and words the line about them: running perplexity, tokens per second, time left."""
+
+    def __init__(
+        self, progress: Progress, chunks: int, tokens: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._progress = progress
+        self._chunks = chunks
+        self._tokens = tokens
+        self._clock = clock
+        self._started = clock()
+        self._evaluated = 0
+        self._nll = 0.0
+
+    def update(self, *, tokens: int, nll: float | None, recorded_chunks: int, recorded_tokens: int) -> None:
+        """Add one evaluated chunk; `recorded_…` is what all workers are known to have recorded."""
+        self._evaluated += tokens
+        self._nll += nll or 0.0
+        seconds = max(self._clock() - self._started, 1e-9)
+        speed = self._evaluated / seconds
+        left = max(self._tokens - recorded_tokens, 0) / speed if speed else math.inf
+        perplexity = math.exp(min(self._nll / self._evaluated, 700.0)) if self._evaluated else math.nan
+        self._progress.show(
+            f"{recorded_chunks}/{self._chunks} chunks, perplexity {perplexity:.4f} so far here, "
+            f"{speed:,.0f} tokens/s, {format_seconds(left)} left"
+        )
+
+
+def format_seconds(seconds: float) -> str:
+    """Word a time span for people."""
+    if not math.isfinite(seconds):
+        return "unknown time"
+    whole = round(seconds)
+    hours, minutes = whole // 3600, whole % 3600 // 60
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {whole % 60:02d} s" if minutes else f"{whole} s"
