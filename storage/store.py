@@ -1,9 +1,16 @@
 """The seam between everplex and any object store: three verbs, one for derived views, and `open_store`."""
 
-from collections.abc import Iterator
-from typing import NamedTuple, Protocol, runtime_checkable
+from __future__ import annotations
 
-__all__ = ["Entry", "Store"]
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from everplex.storage.retry import RetryingStore, RetryPolicy
+
+__all__ = ["Entry", "Page", "Store", "open_store"]
 
 
 class Entry(NamedTuple):
@@ -13,6 +20,14 @@ class Entry(NamedTuple):
     stored_bytes: int
     modified: float | None
     """Seconds since the epoch by the store's own clock, where it tells."""
+
+
+class Page(NamedTuple):
+    """A part of a listing, as services give it."""
+
+    entries: Sequence[Entry]
+    next_token: str | None
+    """What to ask the next page with; None after the last."""
 
 
 @runtime_checkable
@@ -48,3 +63,31 @@ class Store(Protocol):
     def publish(self, key: str, data: bytes) -> None:
         """Make or replace a derived view. Never used for anything that is counted."""
         ...
+
+
+def open_store(
+    url: str,
+    *,
+    options: Mapping[str, str] | None = None,
+    retry: RetryPolicy | None = None,
+    stop: threading.Event | None = None,
+) -> RetryingStore:
+    """Return the store at `url`: a plain path or file:// URL, memory:// (one process only), or any fsspec URL.
+
+    `options` are `--store-option` values for the filesystem; a set `stop` ends retries. Nothing is contacted or made
+    before the first call. Raises UsageError for a path that is a file, an unknown scheme, a package not installed.
+    """
+    # Backends are imported where they are used: most commands need one, and importing this module needs none.
+    from everplex.storage.retry import RetryingStore  # noqa: PLC0415
+
+    scheme, separator, rest = url.partition("://")
+    inner: Store
+    if not separator or scheme in {"file", "local"}:
+        from everplex.storage.local import LocalStore  # noqa: PLC0415
+
+        inner = LocalStore(rest if separator else url)
+    else:
+        from everplex.storage.remote import FsspecStore  # noqa: PLC0415
+
+        inner = FsspecStore(url, options)
+    return RetryingStore(inner, retry, stop)
