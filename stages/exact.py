@@ -43,6 +43,25 @@ def sum_units(values: Iterable[float]) -> int:
     return sum(map(to_units, values))
 
 
+def products(x_V: ArrayLike, y_V: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Products of floats as two floats each, the rounded one and what rounding lost (Dekker 1971).
+
+    Their sum is the product itself while the inputs are zero or between 2^-480 and 2^480; sums of float32 losses are.
+    """
+    x, y = np.asarray(x_V, np.float64), np.asarray(y_V, np.float64)
+    rounded = x * y
+    (x_high, x_low), (y_high, y_low) = _halves(x), _halves(y)
+    lost = ((x_high * y_high - rounded) + x_high * y_low + x_low * y_high) + x_low * y_low
+    return rounded, lost
+
+
+def _halves(x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Split 53 bits into 26 and 26, so that products of halves are exact."""
+    scaled = x * (2.0**27 + 1)
+    high = scaled - (scaled - x)
+    return high, x - high
+
+
 def check_additions(count: int) -> None:
     """Raise IntegrityError where adding `count` normalised sums limb by limb could wrap an int64."""
     if count > SAFE_ADDITIONS:

@@ -16,6 +16,7 @@ from everplex.stages.exact import (
     check_additions,
     from_limbs,
     from_units,
+    products,
     sum_by_key,
     sum_units,
     to_limbs,
@@ -81,6 +82,17 @@ def test_arrays_add_as_single_values_do(pairs: list[tuple[int, float]]) -> None:
     """Adding whole arrays by key equals adding one value after another."""
     sums = sum_by_key([key for key, _ in pairs], [value for _, value in pairs], 4)
     assert sums == [sum_units(value for key, value in pairs if key == wanted) for wanted in range(4)]
+
+
+losses = st.floats(0, 2.0**150).map(lambda value: math.ldexp(round(math.ldexp(value, 149)), -149))
+
+
+@given(losses, losses)
+def test_products_lose_nothing(one: float, other: float) -> None:
+    """What rounding took from a product of losses is handed over beside it."""
+    rounded, lost = products([one], [other])
+    assert rounded[0] == one * other
+    assert Fraction(rounded[0]) + Fraction(lost[0]) == Fraction(one) * Fraction(other)
 
 
 @given(st.lists(st.lists(finite, max_size=8), min_size=1, max_size=6))
