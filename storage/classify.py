@@ -118,6 +118,7 @@ BY_TYPE: dict[str, Meaning] = {
     "ConnectionError": _AGAIN,  # the builtin one and everyone's own
     "ClientConnectionError": _AGAIN,  # aiohttp
     "ClientPayloadError": _AGAIN,
+    "BadHttpMessage": _AGAIN,
     "ServiceRequestError": _AGAIN,  # azure
     "ServiceResponseError": _AGAIN,
     "IncompleteReadError": _AGAIN,
@@ -176,7 +177,8 @@ def _by_code(error: BaseException) -> Meaning | None:
 
 
 def _by_status(error: BaseException) -> Meaning | None:
-    return BY_STATUS.get(_status(error))
+    # A damaged HTTP answer (aiohttp: 400) is no answer of the service's: its type says more.
+    return None if _by_type(error) else BY_STATUS.get(_status(error))
 
 
 def _by_system_errno(error: BaseException) -> Meaning | None:

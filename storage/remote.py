@@ -73,7 +73,8 @@ class FsspecStore:
             raise UsageError(f"store {self.url}: chained URLs cannot be written to; expected one scheme://path")
         cls = _filesystem_class(self.scheme, self.url)
         put = cls._pipe_file if cls.async_impl else cls.pipe_file
-        self.conditional_create = "mode" in inspect.signature(put).parameters
+        takes_mode = "mode" in inspect.signature(put).parameters or EXTRAS.get(self.scheme) == "azure"
+        self.conditional_create = takes_mode
         """Whether the filesystem has a conditional create at all; the service behind it may still ignore it."""
         if not urlsplit(url).netloc and self.scheme != "memory":
             raise UsageError(f"store {self.url}: expected the name of a bucket after {self.scheme}://")
@@ -107,7 +108,11 @@ class FsspecStore:
                 return
             self._put("create", check_key(key), data)
         except ObjectExistsError:
-            self._compare(key, data)
+            try:
+                self._compare(key, data)
+            except ObjectNotFoundError as error:
+                reason = "the store says that it exists, but does not return it"
+                raise StoreUnavailableError("create", f"{self.url}/{key}", reason) from error
 
     def publish(self, key: str, data: bytes) -> None:
         """Make or replace a derived view."""
@@ -136,8 +141,6 @@ class FsspecStore:
     def renew(self) -> None:
         """Forget the client; the next call makes one with the credentials of that moment."""
         with self._lock:
-            if self._fs is not None:
-                type(self._fs).clear_instance_cache()
             self._fs = None
 
     def close(self) -> None:
