@@ -1,0 +1,191 @@
+"""Plan: from a corpus to a table of chunks, streaming, so that memory holds a few chunks and no corpus.
+
+The chunk objects and document tables are created as they become full, the plan last: a plan that is there is whole.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple, Self
+
+import msgspec
+
+from everplex.stages.corpus import Corpus, current_spec
+from everplex.stages.documents import Document
+from everplex.stages.encode import encode_documents
+from everplex.stages.grouping import ChunkRow, GroupPlan, Output
+from everplex.stages.plan_options import PlanOptions
+from everplex.stages.protocols import Protocol, choose_protocol
+from everplex.stages.records import ChunkTable, Plan, TokenizerSpec
+from everplex.stages.stored import compare_plans, save_plan
+from everplex.stages.tokenize import Tokenizer, load_tokenizer
+from everplex.storage.errors import IncompleteError, ObjectExistsError, UsageError
+from everplex.storage.store import Store
+
+__all__ = ["PlanOptions", "PlanProgress", "check_plan", "make_plan"]
+
+_BATCH_DOCUMENTS = 1024
+_BATCH_CHARACTERS = 1 << 20
+_UPLOADS = 4
+
+
+class PlanProgress(NamedTuple):
+    """How far planning is."""
+
+    documents: int
+    tokens: int
+    """Scored tokens."""
+    chunks: int
+    read_bytes: int
+    total_bytes: int
+
+
+def make_plan(
+    options: PlanOptions,
+    store: Store,
+    *,
+    progress: Callable[[PlanProgress], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> Plan:
+    """Read the corpus, create every chunk object and document table, and then the plan; returns the stored plan.
+
+    Raises UsageError for what cannot be read or planned, IdentityMismatch where the store has the plan of something
+    else, and IncompleteError when `stop` says so; none of them leaves a plan behind.
+    """
+    tokenizer, protocol, tokenizer_spec = _choices(options)
+    corpus = Corpus(options)
+    groups: dict[str, GroupPlan] = {}
+    num_documents = 0
+    with _Uploads(store) as uploads:
+        for batch in _batches(corpus.documents()):
+            if stop is not None and stop():
+                raise IncompleteError(f"planning stopped after {num_documents} documents; run the same command again")
+            for document, encoded in zip(batch, encode_documents(batch, tokenizer, protocol), strict=True):
+                if document.group not in groups:
+                    groups[document.group] = GroupPlan(document.group, options, protocol, tokenizer_spec)
+                for output in groups[document.group].add(document.id, encoded):
+                    uploads.submit(output)
+            num_documents += len(batch)
+            if progress is not None:
+                progress(_progress(num_documents, groups.values(), corpus))
+        for group in groups.values():
+            for output in group.finish():
+                uploads.submit(output)
+    plan = Plan(
+        protocol=protocol.spec,
+        corpus=corpus.spec(),
+        tokenizer=tokenizer_spec,
+        chunk_tokens=options.chunk_tokens,
+        groups=[group.spec() for group in groups.values()],
+        chunks=_chunk_table([group.chunks for group in groups.values()]),
+    )
+    if not plan.chunks.content:
+        raise UsageError(
+            f"nothing to score: {num_documents} documents in {', '.join(options.data)} give no scored token "
+            f"with the protocol {protocol.spec.name} and a context of {protocol.spec.context}"
+        )
+    return save_plan(store, plan)
+
+
+def check_plan(stored: Plan, options: PlanOptions, *, verify_data: bool = False) -> None:
+    """Raise IdentityMismatch, naming the field, unless `options` would give the `stored` plan again.
+
+    Files of the same place, size and time as before are taken to be the same; `verify_data` reads them all.
+    """
+    _, protocol, tokenizer_spec = _choices(options)
+    given = msgspec.structs.replace(
+        stored,
+        protocol=protocol.spec,
+        corpus=current_spec(options, stored.corpus, verify_data=verify_data),
+        tokenizer=tokenizer_spec,
+        chunk_tokens=options.chunk_tokens,
+    )
+    compare_plans(stored, given)
+
+
+def _choices(options: PlanOptions) -> tuple[Tokenizer, Protocol, TokenizerSpec]:
+    if options.chunk_tokens < 1:
+        raise UsageError(f"--chunk-tokens: expected at least 1, found {options.chunk_tokens}")
+    tokenizer = load_tokenizer(options.tokenizer, options.revision, trust_remote_code=options.trust_remote_code)
+    protocol = choose_protocol(options, tokenizer.max_length)
+    if protocol.prefix == "none":
+        return tokenizer, protocol, tokenizer.with_prefix(None)
+    default = tokenizer.eos_id if protocol.prefix == "eos" else tokenizer.spec.prefix_id
+    prefix_id = default if options.prefix_id is None else options.prefix_id
+    if prefix_id is None:
+        raise UsageError(f"{options.tokenizer}: the tokenizer has no token to put in front of a text; give --prefix-id")
+    return tokenizer, protocol, tokenizer.with_prefix(prefix_id)
+
+
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Cut into batches that keep all cores busy and memory small."""
+    batch: list[Document] = []
+    num_characters = 0
+    for document in documents:
+        batch.append(document)
+        num_characters += len(document.content)
+        if len(batch) == _BATCH_DOCUMENTS or num_characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, num_characters = [], 0
+    if batch:
+        yield batch
+
+
+def _progress(num_documents: int, groups: Iterable[GroupPlan], corpus: Corpus) -> PlanProgress:
+    chunks = [group.chunks for group in groups]
+    return PlanProgress(
+        documents=num_documents,
+        tokens=sum(row.tokens for rows in chunks for row in rows),
+        chunks=sum(map(len, chunks)),
+        read_bytes=corpus.read_bytes,
+        total_bytes=corpus.total_bytes,
+    )
+
+
+def _chunk_table(groups: list[list[ChunkRow]]) -> ChunkTable:
+    rows = [row for chunks in groups for row in chunks]
+    return ChunkTable(
+        group=[index for index, chunks in enumerate(groups) for _ in chunks],
+        ordinal=[ordinal for chunks in groups for ordinal in range(len(chunks))],
+        content=[row.content for row in rows],
+        windows=[row.windows for row in rows],
+        input_tokens=[row.input_tokens for row in rows],
+        tokens=[row.tokens for row in rows],
+        documents=[row.counts.documents for row in rows],
+        bytes=[row.counts.bytes for row in rows],
+        characters=[row.counts.characters for row in rows],
+        words=[row.counts.words for row in rows],
+    )
+
+
+class _Uploads:
+    """A few creates at a time, so that a slow store does not stop the tokenizer; leaving waits for all of them."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._pool = ThreadPoolExecutor(_UPLOADS, thread_name_prefix="plan")
+        self._pending: deque[Future[None]] = deque()
+
+    def submit(self, output: Output) -> None:
+        """Create an object soon. Raises what an earlier create raised."""
+        while len(self._pending) >= 2 * _UPLOADS:
+            self._pending.popleft().result()
+        self._pending.append(self._pool.submit(self._create, output))
+
+    def _create(self, output: Output) -> None:
+        try:
+            self._store.create(output.key, output.encode())
+        except ObjectExistsError as error:
+            raise UsageError(
+                f"{error.location} was planned from another corpus; give another --out, or the same inputs as before"
+            ) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            while kind is None and self._pending:
+                self._pending.popleft().result()
+        finally:
+            self._pool.shutdown(wait=True, cancel_futures=True)

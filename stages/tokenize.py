@@ -1,0 +1,96 @@
+"""The tokenizer: token ids as transformers gives them, on all cores, and a digest of its content."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from everplex.stages.records import TokenizerSpec
+from everplex.storage.codec import canonical_json, sha256_hex
+from everplex.storage.errors import UsageError
+
+__all__ = ["Tokenizer", "load_tokenizer"]
+
+_NO_LENGTH = 1_000_000
+"""Tokenizers that know no length say a huge one."""
+
+
+class Tokenizer:
+    """A Hugging Face tokenizer behind the few calls that planning needs."""
+
+    def __init__(self, name: str, hf: Any) -> None:
+        self._hf = hf
+        self._backend = hf.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        vocabulary: dict[str, int] = hf.get_vocab()
+        prefix_id = hf.eos_token_id if hf.bos_token_id is None else hf.bos_token_id
+        self.spec = TokenizerSpec(
+            name=name,
+            digest=self._digest(),
+            vocab_size=max(len(hf), 1 + max(vocabulary.values(), default=-1)),
+            prefix_id=prefix_id,
+            prefix="" if prefix_id is None else hf.convert_ids_to_tokens(prefix_id),
+        )
+
+    @property
+    def max_length(self) -> int | None:
+        """Context length in tokens, where the tokenizer says one."""
+        length: int = self._hf.model_max_length
+        return length if length < _NO_LENGTH else None
+
+    @property
+    def eos_id(self) -> int | None:
+        """End-of-text token, if there is one."""
+        eos_id: int | None = self._hf.eos_token_id
+        return eos_id
+
+    def token(self, token_id: int) -> str:
+        """Text of a token id. Raises UsageError for one beyond the vocabulary."""
+        if not 0 <= token_id < self.spec.vocab_size:
+            raise UsageError(
+                f"token id {token_id} is beyond the vocabulary of {self.spec.vocab_size} tokens; name another"
+            )
+        return str(self._hf.convert_ids_to_tokens(token_id))
+
+    def encode_batch(
+        self, texts: Sequence[str], *, add_special_tokens: bool = False, parse_special: bool = True
+    ) -> list[list[int]]:
+        """Token ids of every text, computed on all cores.
+
+        `parse_special` makes the literal text of a special token that token, as transformers does by default.
+        """
+        self._backend.encode_special_tokens = self._hf.split_special_tokens or not parse_special
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
+
+    def _digest(self) -> str:
+        identity = [self._backend.to_str(), self._hf.bos_token_id, self._hf.eos_token_id, self._hf.split_special_tokens]
+        return sha256_hex(canonical_json(identity))
+
+    def with_prefix(self, token_id: int | None) -> TokenizerSpec:
+        """Return the spec with another prefix token."""
+        text = "" if token_id is None else self.token(token_id)
+        return msgspec.structs.replace(self.spec, prefix_id=token_id, prefix=text)
+
+
+def load_tokenizer(name: str, revision: str | None = None, *, trust_remote_code: bool = False) -> Tokenizer:
+    """Load the tokenizer of a model folder or a hub id. Raises UsageError where there is none that can be used."""
+    from transformers import AutoTokenizer  # noqa: PLC0415 - it imports torch, and a login node compares plans without
+
+    is_path = name.startswith(("/", ".", "~")) or name.count("/") > 1
+    if is_path and not os.path.isdir(name):  # noqa: PTH112 - a hub id is no path
+        raise UsageError(f"{name}: no such folder; expected one with a tokenizer, or a hub id")
+    try:
+        hf = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code, use_fast=True)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UsageError(
+            f"{name}: no tokenizer could be loaded ({reason}); name a folder with tokenizer.json"
+        ) from error
+    if not getattr(hf, "is_fast", False):
+        raise UsageError(
+            f"{name}: expected a tokenizer with a tokenizer.json, found {type(hf).__name__}; convert it first"
+        )
+    return Tokenizer(name, hf)

@@ -1,0 +1,249 @@
+"""What users read from: local paths, globs and fsspec URLs, as streams that digest the stored bytes on the way.
+
+Compressed inputs (.gz, .zst) are decoded frame by frame here, because the libraries' own readers take a cut-short zstd
+frame for the end of the data.
+"""
+
+import glob
+import hashlib
+import io
+import os
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, Protocol, Self, cast
+
+import fsspec
+import zstandard
+
+from everplex.storage.classify import Verdict, classify, store_error
+from everplex.storage.errors import EverplexError, UsageError
+
+__all__ = ["InputStat", "InputStream", "digest_input", "expand", "is_local", "open_input", "stat_input"]
+
+READ_BYTES = 1 << 18
+
+
+class InputStat(NamedTuple):
+    """Size and time of an input as its place tells them."""
+
+    stored_bytes: int
+    modified: float | None
+    """Seconds since the epoch, where the place tells."""
+
+
+def is_local(url: str) -> bool:
+    """Whether `url` is a path of this machine."""
+    return "://" not in url and "::" not in url
+
+
+def expand(patterns: Sequence[str]) -> list[str]:
+    """Paths and URLs that `patterns` name: each pattern's matches sorted, patterns in the given order.
+
+    Raises UsageError for a pattern that matches nothing, an unknown scheme, and a file that is named twice.
+    """
+    found: list[str] = []
+    for pattern in patterns:
+        plain = pattern.removeprefix("file://")
+        found += _expand_local(plain) if is_local(plain) else _expand_remote(plain)
+    seen: set[str] = set()
+    for url in found:
+        if url in seen:
+            raise UsageError(f"{url} is named twice; its documents would count twice, so name it once")
+        seen.add(url)
+    return found
+
+
+def stat_input(url: str) -> InputStat:
+    """Return size and time of a file. Raises UsageError if there is none."""
+    with _failures(url):
+        if is_local(url):
+            status = Path(url).stat()
+            return InputStat(status.st_size, status.st_mtime)
+        filesystem, path = _filesystem(url)
+        size = filesystem.info(path)["size"]
+        try:
+            modified = filesystem.modified(path).timestamp()
+        except NotImplementedError:
+            modified = None
+        return InputStat(int(size or 0), modified)
+
+
+def open_input(url: str) -> BinaryIO:
+    """Open the stored bytes of a file for reading. Raises UsageError if there is none."""
+    with _failures(url):
+        if is_local(url):
+            return open(url, "rb", buffering=0)  # noqa: PTH123 - the caller closes it
+        filesystem, path = _filesystem(url)
+        return cast("BinaryIO", filesystem.open(path, "rb"))
+
+
+def digest_input(url: str) -> str:
+    """SHA-256 of the stored bytes of a file."""
+    with InputStream(url) as stream:
+        return stream.finish()
+
+
+class InputStream:
+    """One input, open: `content` is what it decodes to, `finish()` the digest of all its stored bytes."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._stored = _DigestingReader(open_input(url), url)
+        raw: io.RawIOBase = self._stored
+        if url.endswith(".gz"):
+            raw = _FrameReader(self._stored, lambda: zlib.decompressobj(wbits=31), padding=b"\0")
+        elif url.endswith((".zst", ".zstd")):
+            raw = _FrameReader(self._stored, lambda: zstandard.ZstdDecompressor().decompressobj(), padding=b"")
+        self.content: BinaryIO = io.BufferedReader(raw, READ_BYTES)
+
+    @property
+    def read_bytes(self) -> int:
+        """Stored bytes read so far."""
+        return self._stored.num_bytes
+
+    def finish(self) -> str:
+        """Read what is left of the stored bytes and return the SHA-256 of all of them."""
+        while self._stored.read(READ_BYTES):
+            pass
+        return self._stored.hexdigest()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.content.close()
+        self._stored.close()
+
+
+class _DigestingReader(io.RawIOBase):
+    """Stored bytes, digested and counted as they pass."""
+
+    def __init__(self, source: BinaryIO, url: str) -> None:
+        self._source = source
+        self._sha256 = hashlib.sha256()
+        self.url = url
+        self.num_bytes = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # what io hands over is a memoryview
+        with _failures(self.url):
+            data = self._source.read(len(buffer))
+        self._sha256.update(data)
+        self.num_bytes += len(data)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def hexdigest(self) -> str:
+        return self._sha256.hexdigest()
+
+    def close(self) -> None:
+        self._source.close()
+        super().close()
+
+
+class _Decompressor(Protocol):
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, /) -> bytes: ...
+
+
+class _FrameReader(io.RawIOBase):
+    """Content of any number of compressed frames, each of which has to be whole."""
+
+    def __init__(self, stored: _DigestingReader, new: Callable[[], _Decompressor], padding: bytes) -> None:
+        self._stored = stored
+        self._new = new
+        self._padding = padding
+        self._frame: _Decompressor | None = None
+        self._input = b""
+        self._output = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # what io hands over is a memoryview
+        while not self._output:
+            self._input = self._input or self._stored.read(READ_BYTES) or b""
+            if self._frame is None:
+                if not self._input:
+                    return 0
+                self._input = self._input.lstrip(self._padding) if self._padding else self._input
+                self._frame = self._new() if self._input else None
+            elif not self._input:
+                raise UsageError(f"{self._stored.url}: the compressed data is cut short; fetch the file again")
+            if self._frame is not None:
+                self._decode(self._frame)
+        count = min(len(buffer), len(self._output))
+        buffer[:count] = self._output[:count]
+        self._output = self._output[count:]
+        return count
+
+    def _decode(self, frame: _Decompressor) -> None:
+        try:
+            self._output = memoryview(frame.decompress(self._input))
+        except (zlib.error, zstandard.ZstdError) as error:
+            raise UsageError(
+                f"{self._stored.url}: the compressed data is damaged near stored byte {self._stored.num_bytes} "
+                f"({error}); fetch the file again"
+            ) from error
+        self._input = frame.unused_data if frame.eof else b""
+        self._frame = None if frame.eof else frame
+
+
+def _expand_local(pattern: str) -> list[str]:
+    path = os.path.expanduser(pattern)  # noqa: PTH111 - a pattern is no path
+    if os.path.lexists(path):
+        return [path]
+    if not glob.has_magic(path):
+        raise UsageError(f"{pattern}: no such file or folder; check the path")
+    matches = sorted(glob.glob(path, recursive=True))  # noqa: PTH207 - absolute patterns and ** in one
+    if not matches:
+        raise UsageError(
+            f"{pattern}: no file matches this pattern; check it, and quote it if the shell should not see it"
+        )
+    return matches
+
+
+def _expand_remote(pattern: str) -> list[str]:
+    filesystem, path = _filesystem(pattern)
+    with _failures(pattern):
+        if not any(char in path for char in "*[") or filesystem.exists(path):
+            return [pattern]
+        matches = sorted(str(filesystem.unstrip_protocol(match)) for match in filesystem.glob(path))
+    if not matches:
+        raise UsageError(f"{pattern}: no object matches this pattern; check it")
+    return matches
+
+
+def _filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    try:
+        # Cached listings miss objects that are there.
+        filesystem, path = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
+    except ValueError as error:
+        raise UsageError(f"{url}: {error}; use a local path or a scheme such as s3://, gs://, https://") from error
+    except ImportError as error:
+        raise UsageError(f"{url}: this scheme needs a package that is not installed ({error})") from error
+    return filesystem, path
+
+
+@contextmanager
+def _failures(url: str) -> Iterator[None]:
+    """Turn what a place raises into an error with a sentence."""
+    try:
+        yield
+    except EverplexError:
+        raise
+    except Exception as error:  # every cloud client raises a family of its own; the store's tables sort them
+        if classify(error).verdict is Verdict.MISSING:
+            raise UsageError(f"{url}: no such file; check the path") from error
+        if isinstance(error, IsADirectoryError):
+            raise UsageError(
+                f"{url} is a folder; name the files in it, for example {url.rstrip('/')}/*.jsonl"
+            ) from error
+        raise store_error(error, "read", url) from error
