@@ -1,0 +1,222 @@
+"""Reads what the workers wrote, only what is new each time, and keeps a compact row per evaluation.
+
+A verified roll-up stands for the segments it covers, which are then never read; a bad one is set aside and they are
+read after all. What is wrong with an object is one sentence in `set_aside`, and never stops the others. An object that
+cannot be read is another matter: the store's error is raised, because absence must never be concluded from it.
+"""
+
+from bisect import bisect_left, bisect_right, insort
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from everplex.stages.check import RecordChecker
+from everplex.stages.copies import COPY, KINDS, SENTINEL, Copies, Source
+from everplex.stages.layout import SEGMENTS_PREFIX, SegmentName, parse_segment_key
+from everplex.stages.records import Environment, Header, Plan, Record
+from everplex.stages.segments import Segment, decode_segment
+from everplex.storage.errors import CorruptObjectError, ObjectNotFoundError
+from everplex.storage.store import Store
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+THREADS = 8
+"""Objects fetched at a time; as many more wait decoded."""
+CACHED_BYTES = 64 << 20
+"""Stored bytes kept from indexing to summing, so that small runs are read once."""
+
+
+class Ledger:
+    """All evaluations of one run that its store holds, as of the last `refresh`."""
+
+    def __init__(self, store: Store, plan: Plan, run_id: str, *, threads: int = THREADS) -> None:
+        self._store = store
+        self._plan = plan
+        self._plan_digest = plan.digest()
+        self._run_id = run_id
+        self._threads = threads
+        self._checker = RecordChecker(plan)
+        self._tables: list[NDArray[np.void]] = []
+        self._sources: list[Source] = []
+        self._environments: dict[Environment, Environment] = {}
+        self._read: set[str] = set()
+        self._covered: dict[str, _Coverage] = defaultdict(_Coverage)
+        """Per worker, the sequence numbers that verified roll-ups stand for."""
+        self._cache: dict[str, bytes] = {}
+        self._cached_bytes = 0
+        self.set_aside: dict[str, str] = {}
+        """Key of each object that does not count, and one sentence why."""
+
+    def refresh(self) -> None:
+        """List the store and read the segments that are new. Raises the store's error where it cannot be read."""
+        self.read_keys(entry.key for entry in self._store.list(SEGMENTS_PREFIX))
+
+    def read_keys(self, keys: Iterable[str]) -> None:
+        """Read those of the segments `keys` that are new, roll-ups first."""
+        singles: list[str] = []
+        rollups: list[tuple[SegmentName, str]] = []
+        for key in keys:
+            if key in self._read:
+                continue
+            name = parse_segment_key(key)
+            if name is None:
+                self.set_aside[key] = f"{key}: not the name of a segment"
+            elif name.is_rollup:
+                rollups.append((name, key))
+            else:
+                singles.append(key)
+        self._read_all(key for _, key in sorted(rollups, key=_widest_first) if not self._is_covered(key))
+        self._read_all(key for key in singles if not self._is_covered(key))
+        self.__dict__.pop("copies", None)
+
+    @cached_property
+    def copies(self) -> Copies:
+        """Every evaluation, once, by the sources that stand for it."""
+        table = np.concatenate([np.zeros(0, COPY), *self._tables])
+        current = [not self._covered[source.worker].exceeds(source.first, source.seq) for source in self._sources]
+        if not all(current):
+            table = table[np.array(current)[table["source"]]]
+        return Copies(table, self._sources)
+
+    @property
+    def recorded(self) -> set[str]:
+        """Ids of the chunks that have an evaluation with a finite loss, sentinels aside."""
+        table = self.copies.table
+        rows = np.unique(table["chunk"][table["finite"] & (table["kind"] != SENTINEL)])
+        groups, chunks = self._plan.groups, self._plan.chunks
+        return {f"{groups[chunks.group[row]].key}/{chunks.ordinal[row]:08d}" for row in rows.tolist()}
+
+    def records(self, wanted: Mapping[int, list[int]]) -> Iterator[tuple[Source, list[Record]]]:
+        """Read back, by source, the records at the `wanted` lines; in the order of their sources.
+
+        Raises the store's error where one is gone, CorruptObjectError where it has changed since.
+        """
+        order = sorted(wanted)
+        for index, segment in zip(order, self._fetch(self._sources[index].key for index in order), strict=True):
+            if not isinstance(segment, Segment):
+                raise segment
+            yield self._sources[index], [segment.records[line] for line in wanted[index]]
+
+    def _read_all(self, keys: Iterable[str]) -> None:
+        order = list(keys)
+        for key, found in zip(order, self._fetch(order), strict=True):
+            if isinstance(found, ObjectNotFoundError):
+                self.set_aside[key] = f"{key}: listed by the store, but not there when it was read twice"
+                continue
+            self._read.add(key)
+            self.set_aside.pop(key, None)
+            try:
+                if isinstance(found, CorruptObjectError):
+                    raise found
+                self._index(key, found)
+            except CorruptObjectError as error:
+                sentence = str(error)
+                self.set_aside[key] = sentence if sentence.startswith(key) else f"{key}: {sentence}"
+                self._forget(key)
+
+    def _index(self, key: str, segment: Segment) -> None:
+        header = segment.header
+        if header.run != self._run_id:
+            raise CorruptObjectError(f"of another run: expected {self._run_id}, found {header.run}")
+        if header.plan != self._plan_digest:
+            raise CorruptObjectError(f"of another plan: expected {self._plan_digest[:16]}, found {header.plan[:16]}")
+        rows = [
+            _copy(self._checker.row(record), len(self._sources), line, record)
+            for line, record in enumerate(segment.records)
+        ]
+        self._tables.append(np.array(rows, COPY))
+        self._sources.append(self._source(key, header))
+        if header.first != header.seq:
+            self._covered[header.worker].add(header.first, header.seq)
+
+    def _source(self, key: str, header: Header) -> Source:
+        environment = self._environments.setdefault(header.environment, header.environment)
+        return Source(
+            key, header.worker, header.first, header.seq, header.device, environment, header.rank,
+            header.store_requests, header.created,
+        )  # fmt: skip
+
+    def _is_covered(self, key: str) -> bool:
+        name = parse_segment_key(key)
+        return name is not None and self._covered[name.worker].holds(name.first, name.seq)
+
+    def _fetch(self, keys: Iterable[str]) -> Iterator[Segment | CorruptObjectError | ObjectNotFoundError]:
+        """Segments in the order of `keys`, a bounded number of them ahead; the store's other errors are raised."""
+        waiting: deque[Future[Segment | CorruptObjectError | ObjectNotFoundError]] = deque()
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="ledger") as pool:
+            try:
+                for key in keys:
+                    waiting.append(pool.submit(self._load, key))
+                    if len(waiting) >= 2 * self._threads:
+                        yield waiting.popleft().result()
+                while waiting:
+                    yield waiting.popleft().result()
+            finally:
+                for future in waiting:
+                    future.cancel()
+
+    def _load(self, key: str) -> Segment | CorruptObjectError | ObjectNotFoundError:
+        try:
+            return decode_segment(key, self._get(key))
+        except (CorruptObjectError, ObjectNotFoundError) as error:
+            return error
+
+    def _get(self, key: str) -> bytes:
+        data = self._cache.get(key)
+        if data is None:
+            try:
+                data = self._store.get(key)
+            except ObjectNotFoundError:
+                data = self._store.get(key)  # a listing may be ahead of the object for a moment
+            if self._cached_bytes + len(data) <= CACHED_BYTES:
+                self._cache[key] = data
+                self._cached_bytes += len(data)
+        return data
+
+    def _forget(self, key: str) -> None:
+        self._cached_bytes -= len(self._cache.pop(key, b""))
+
+
+class _Coverage:
+    """Ranges of sequence numbers, wider ones before those they hold."""
+
+    def __init__(self) -> None:
+        self._ranges: list[tuple[int, int]] = []  # first, -last
+        self._reach: list[int] | None = None
+
+    def add(self, first: int, last: int) -> None:
+        insort(self._ranges, (first, -last))
+        self._reach = None
+
+    def holds(self, first: int, last: int) -> bool:
+        """Whether a range covers this one."""
+        return self._reaches(bisect_right(self._ranges, (first, -last)), last)
+
+    def exceeds(self, first: int, last: int) -> bool:
+        """Whether a range other than this one covers it."""
+        return self._reaches(bisect_left(self._ranges, (first, -last)), last)
+
+    def _reaches(self, position: int, last: int) -> bool:
+        if self._reach is None:
+            self._reach = list(accumulate((-end for _, end in self._ranges), max))
+        return position > 0 and self._reach[position - 1] >= last
+
+
+def _widest_first(item: tuple[SegmentName, str]) -> tuple[int, str]:
+    name, key = item
+    return name.first - name.seq, key
+
+
+def _copy(row: int, source: int, line: int, record: Record) -> tuple[int | float | bool, ...]:
+    digest = record.digest()
+    return (
+        row, source, line, record.tokens, int(digest[:16], 16), int(digest[16:32], 16),
+        int(record.token_digest[:16], 16), hash(tuple(record.batch_shape)),
+        np.nan if record.nll is None else record.nll, record.seconds, KINDS[record.kind], record.nonfinite == 0,
+    )  # fmt: skip

@@ -1,0 +1,151 @@
+"""The offline merge: from everything in the store to a summary, and the seal of a complete one."""
+
+from collections import defaultdict
+from typing import NamedTuple
+
+import numpy as np
+
+from everplex.stages.coverage import Covered, covered_documents, whole_counts
+from everplex.stages.health import device_rows
+from everplex.stages.judge import MISSING, Policy, Verdict, judge
+from everplex.stages.layout import SEGMENTS_PREFIX, SUMMARY_KEY
+from everplex.stages.ledger import Ledger
+from everplex.stages.records import Plan, Run
+from everplex.stages.stored import load_summary
+from everplex.stages.summarise import summarise, worker_facts
+from everplex.stages.summary import Coverage, Numbers, Summary
+from everplex.stages.totals import Totals
+from everplex.storage.codec import canonical_json
+from everplex.storage.errors import IncompleteError, IntegrityError, ObjectExistsError
+from everplex.storage.store import Store
+
+SUMS = ("nll", "tokens", "documents", "bytes", "characters", "words", "units", "sums")
+"""What two summaries of one run must have in common; everything else is derived from it."""
+
+
+def reduce(
+    plan: Plan, run: Run, ledger: Ledger, *, plan_store: Store | None = None, policy: Policy | None = None
+) -> Summary:
+    """Add up the copies that count, of all that the refreshed `ledger` knows.
+
+    An incomplete summary has numbers per byte and word over its fully covered documents where `plan_store`, which holds
+    the plan's tables of documents, is given. Raises the store's error where a segment cannot be read.
+    """
+    verdict = judge(len(plan.chunks), ledger.copies, policy)
+    coverage = tell_coverage(verdict, ledger.set_aside)
+    covered = None
+    if coverage.accepted < coverage.chunks:
+        covered = Covered({}, {})
+        if plan_store is not None:
+            covered = covered_documents(plan, verdict.winners != MISSING, plan_store)
+    totals = Totals(plan, None if covered is None else covered.documents)
+    counted = add_winners(ledger, verdict, totals)
+    copies = ledger.copies
+    return summarise(
+        plan,
+        run,
+        totals.finish(totals.flush()),
+        whole_counts(plan) if covered is None else covered.counts,
+        coverage=coverage,
+        workers=worker_facts(copies.sources),
+        devices=device_rows(verdict, (source.device for source in copies.sources)),
+        # where evaluations disagreed, those that outvoted them are part of the result
+        segments=(source.key for source in copies.current) if verdict.mismatches else counted,
+        reduced_by="offline merge",
+    )
+
+
+def exit_code(summary: Summary) -> int:
+    """Return 0 for a complete summary, 4 where evaluations disagree or stay non-finite, 75 where chunks are missing."""
+    if summary.coverage.conflicts or summary.coverage.nonfinite:
+        return 4
+    return 0 if summary.complete else 75
+
+
+def tell_coverage(verdict: Verdict, set_aside: dict[str, str]) -> Coverage:
+    """Count what the verdict says of the chunks."""
+    return Coverage(
+        chunks=len(verdict.winners),
+        accepted=verdict.accepted,
+        missing=len(verdict.missing),
+        duplicates=verdict.duplicates,
+        conflicts=len(verdict.conflicts),
+        corrupt=len(set_aside),
+        nonfinite=len(verdict.nonfinite),
+        set_aside=[set_aside[key] for key in sorted(set_aside)],
+    )
+
+
+def add_winners(ledger: Ledger, verdict: Verdict, totals: Totals) -> list[str]:
+    """Read the records that count and add them; returns the keys of their segments."""
+    rows = ledger.copies.table[verdict.winners[verdict.winners != MISSING]]
+    order = np.argsort(rows["source"], kind="stable")
+    lines: dict[int, list[int]] = defaultdict(list)
+    chunks: dict[int, list[int]] = defaultdict(list)
+    for source, line, chunk in rows[["source", "line", "chunk"]][order].tolist():
+        lines[source].append(line)
+        chunks[source].append(chunk)
+    segments = []
+    for index, (source, records) in zip(sorted(lines), ledger.records(lines), strict=True):
+        segments.append(source.key)
+        for chunk, record in zip(chunks[index], records, strict=True):
+            totals.add(chunk, source.worker, record)
+    return segments
+
+
+def seal(store: Store, summary: Summary) -> Summary:
+    """Create `summary.json`, or agree with the one that is there; returns the sealed one.
+
+    Raises IncompleteError where the summary is not complete, IntegrityError where the sealed one has other sums.
+    """
+    if not summary.complete:
+        missing = summary.coverage.chunks - summary.coverage.accepted
+        raise IncompleteError(f"{missing} of {summary.coverage.chunks} chunks do not count; only a whole run is sealed")
+    try:
+        store.create(SUMMARY_KEY, canonical_json(summary))
+    except ObjectExistsError:
+        sealed = load_summary(store)
+        check_sums(sealed, summary, f"{store.url}/{SUMMARY_KEY}")
+        return sealed
+    return summary
+
+
+def check_sums(sealed: Summary, found: Summary, where: str) -> None:
+    """Raise IntegrityError naming the first number in which a summary differs from the sealed one."""
+    pairs: list[tuple[str, object, object]] = [
+        ("run", sealed.run, found.run),
+        ("plan", sealed.plan, found.plan),
+        ("list of groups", sorted(sealed.groups), sorted(found.groups)),
+    ]
+    numbers: list[tuple[str, Numbers, Numbers]] = [("all", sealed, found)]
+    numbers += [(name, sealed.groups[name], found.groups[name]) for name in sealed.groups if name in found.groups]
+    pairs += [(f"{field} of {name}", getattr(a, field), getattr(b, field)) for name, a, b in numbers for field in SUMS]
+    for what, expected, value in pairs:
+        if expected != value:
+            raise IntegrityError(
+                f"{where}: it is sealed with another {what}: expected {expected}, found {value}; "
+                "evaluations of this run differ, so see the report about its devices, or use another --out"
+            )
+
+
+class Recheck(NamedTuple):
+    """A sealed summary, and the segments in the store that it does not count: duplicates, and what came too late."""
+
+    sealed: Summary
+    late: list[str]
+
+
+def recheck(store: Store, plan: Plan, run: Run, *, policy: Policy | None = None) -> Recheck:
+    """Add up a sealed run again, from the segments that the seal lists.
+
+    Raises IntegrityError where they do not give the sealed sums, ObjectNotFoundError where the run is not sealed.
+    """
+    sealed = load_summary(store)
+    where = f"{store.url}/{SUMMARY_KEY}"
+    ledger = Ledger(store, plan, run.id())
+    ledger.read_keys(sealed.segments)
+    if ledger.set_aside:
+        raise IntegrityError(f"{where}: a segment that it counts is damaged: {min(ledger.set_aside.values())}")
+    check_sums(sealed, reduce(plan, run, ledger, policy=policy), where)
+    listed = {entry.key for entry in store.list(SEGMENTS_PREFIX)}
+    return Recheck(sealed, sorted(listed.difference(sealed.segments)))

@@ -1,0 +1,96 @@
+"""From exact tallies and a verdict to the summary: what the offline merge and the collective have in common."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from everplex.stages.copies import Source
+from everplex.stages.derive import derive, macro, perplexity, positions
+from everplex.stages.exact import Tally
+from everplex.stages.records import Counts, Plan, Run
+from everplex.stages.summary import Coverage, DeviceRow, Numbers, Summary, WorkerRow
+from everplex.stages.totals import Scope
+
+
+class WorkerFacts(NamedTuple):
+    """What the headers of a worker's segments say about it."""
+
+    worker: str
+    device: str
+    device_name: str
+    rank: int | None
+    last_seq: int
+    store_requests: dict[str, int]
+
+
+def worker_facts(sources: Iterable[Source]) -> list[WorkerFacts]:
+    """Return the facts of each worker's newest segment, sorted by worker."""
+    newest: dict[str, Source] = {}
+    for source in sources:
+        if source.worker not in newest or (newest[source.worker].seq, newest[source.worker].key) < (
+            source.seq,
+            source.key,
+        ):
+            newest[source.worker] = source
+    return [
+        WorkerFacts(s.worker, s.device, s.environment.device_name, s.rank, s.seq, s.store_requests)
+        for _, s in sorted(newest.items())
+    ]
+
+
+def summarise(
+    plan: Plan,
+    run: Run,
+    tallies: Mapping[Scope, Tally],
+    counts: Mapping[int, Counts],
+    *,
+    coverage: Coverage,
+    workers: Iterable[WorkerFacts],
+    devices: list[DeviceRow],
+    segments: Iterable[str],
+    reduced_by: str,
+) -> Summary:
+    """Build the summary. `counts` are the sizes of the fully covered documents, per group of the plan."""
+    groups: dict[str, Numbers] = {}
+    total, total_counts = Tally(), Counts()
+    for index, group in enumerate(plan.groups):
+        tally = tallies[("group", index)]
+        groups[group.name] = derive(tally, counts[index], plan.protocol)
+        total += tally
+        total_counts += counts[index]
+    numbers = derive(total, total_counts, plan.protocol)
+    return Summary(
+        **{name: getattr(numbers, name) for name in Numbers.__struct_fields__},
+        complete=coverage.accepted == coverage.chunks,
+        run=run.id(),
+        plan=plan.digest(),
+        protocol=plan.protocol,
+        model=run.model,
+        dtype=run.dtype,
+        groups=groups,
+        macro=macro(groups.values()),
+        positions=positions(total, "position"),
+        document_lengths=positions(total, "length"),
+        workers=[_worker_row(facts, tallies.get(("worker", facts.worker), Tally())) for facts in workers],
+        devices=devices,
+        coverage=coverage,
+        segments=sorted(segments),
+        reduced_by=reduced_by,
+    )
+
+
+def _worker_row(facts: WorkerFacts, tally: Tally) -> WorkerRow:
+    nll, tokens, seconds = tally.value("nll"), tally.number("tokens"), tally.value("seconds")
+    return WorkerRow(
+        worker=facts.worker,
+        device=facts.device,
+        device_name=facts.device_name,
+        rank=facts.rank,
+        chunks=tally.number("chunks"),
+        tokens=tokens,
+        nll=nll,
+        perplexity=perplexity(nll, tokens),
+        seconds=seconds,
+        tokens_per_second=tokens / seconds if seconds > 0 else None,
+        last_seq=facts.last_seq,
+        store_requests=facts.store_requests,
+    )
