@@ -1,0 +1,120 @@
+"""A summary in words and columns; the protocol's label stands beside every table of numbers."""
+
+from collections.abc import Iterable, Sequence
+
+from everplex.stages.summary import Numbers, Summary
+
+NUMBER_COLUMNS = ("perplexity", "95 % interval", "bits/byte", "word ppl", "nats/token", "tokens", "documents")
+
+
+def text_report(summary: Summary) -> str:
+    """Return the report as plain text, ending in a line break."""
+    blocks = [
+        [_headline(summary), f"protocol: {summary.protocol.label}", f"model: {summary.model.name} ({summary.dtype})"],
+        table(("", *NUMBER_COLUMNS), number_rows(summary)),
+        _macro(summary),
+        _coverage(summary),
+        _workers(summary),
+        _devices(summary),
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def number_rows(summary: Summary) -> list[tuple[str, ...]]:
+    """Return a row of cells for the whole and one per group, groups with `/` in their names as a tree."""
+    rows = [("all", *number_cells(summary))]
+    above: list[str] = []
+    for name in sorted(summary.groups, key=lambda name: name.split("/")):
+        path = name.split("/")
+        for depth, part in enumerate(path[:-1]):
+            if above[: depth + 1] != path[: depth + 1]:
+                rows.append(("  " * (depth + 1) + part + "/", *[""] * len(NUMBER_COLUMNS)))
+        above = path
+        rows.append(("  " * len(path) + path[-1], *number_cells(summary.groups[name])))
+    return rows
+
+
+def number_cells(numbers: Numbers) -> tuple[str, ...]:
+    """Return the cells of NUMBER_COLUMNS; a dash where there is no such number."""
+    interval = "-"
+    if numbers.perplexity_low is not None and numbers.perplexity_high is not None:
+        interval = f"{numbers.perplexity_low:.4f} - {numbers.perplexity_high:.4f}"
+    return (
+        _number(numbers.perplexity),
+        interval,
+        _number(numbers.bits_per_byte),
+        _number(numbers.word_perplexity),
+        _number(numbers.nll / numbers.tokens if numbers.tokens else None),
+        f"{numbers.tokens:,}",
+        f"{numbers.documents:,}",
+    )
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return lines with the first column to the left and the others to the right."""
+    cells = [head, *rows]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    return [
+        "  ".join(
+            cell.ljust(width) if index == 0 else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    ]
+
+
+def _headline(summary: Summary) -> str:
+    value = _number(summary.perplexity)
+    if summary.complete:
+        return f"perplexity {value} over {summary.tokens:,} tokens of {summary.documents:,} documents"
+    coverage = summary.coverage
+    return (
+        f"PARTIAL: perplexity {value} over {summary.tokens:,} tokens so far, "
+        f"{coverage.accepted:,} of {coverage.chunks:,} chunks; the interval does not cover what is missing, "
+        "and numbers per byte and word are those of fully covered documents"
+    )
+
+
+def _macro(summary: Summary) -> list[str]:
+    if len(summary.groups) < 2 or summary.macro is None:
+        return []
+    return [f"mean over groups (macro): {summary.macro:.4f}"]
+
+
+def _coverage(summary: Summary) -> list[str]:
+    coverage = summary.coverage
+    counts = [
+        (coverage.missing, "missing"),
+        (coverage.duplicates, "evaluated more than once in agreement"),
+        (coverage.conflicts, "in conflict"),
+        (coverage.nonfinite, "with a non-finite loss"),
+        (coverage.corrupt, "objects set aside"),
+    ]
+    found = ", ".join(f"{number:,} {what}" for number, what in counts if number)
+    lines = [f"chunks: {coverage.accepted:,} of {coverage.chunks:,} count" + (f"; {found}" if found else "")]
+    return [*lines, *(f"  {sentence}" for sentence in coverage.set_aside), f"summed by: {summary.reduced_by}"]
+
+
+def _workers(summary: Summary) -> list[str]:
+    rows = [
+        (
+            worker.worker[:8], worker.device, "-" if worker.rank is None else str(worker.rank),
+            _number(worker.perplexity), f"{worker.nll:.2f}", f"{worker.tokens:,}", f"{worker.chunks:,}",
+            "-" if worker.tokens_per_second is None else f"{worker.tokens_per_second:,.0f}",
+        )
+        for worker in summary.workers
+    ]  # fmt: skip
+    return (
+        table(("worker", "device", "rank", "perplexity", "nats", "tokens", "chunks", "tokens/s"), rows) if rows else []
+    )
+
+
+def _devices(summary: Summary) -> list[str]:
+    return [
+        f"device {device.device}: {device.health}" + (f" ({'; '.join(device.evidence)})" if device.evidence else "")
+        for device in summary.devices
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
