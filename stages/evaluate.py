@@ -1,0 +1,149 @@
+"""Evaluate chunks: the losses of every scored target, and how they were computed. Chunk in, losses out.
+
+The evaluator knows nothing of stores or ranks. The same chunk with the same batch tokens, threads and environment gives
+the same bits, in another process too: the batches are a function of the chunk and of `batch_tokens`, and slices of the
+output projection have a constant size.
+"""
+
+import time
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from everplex.stages.batches import HostBatch, make_batches
+from everplex.stages.chunk import Chunk
+from everplex.stages.model import LoadedModel
+from everplex.stages.score import Batch, Scorer, losses
+from everplex.stages.stopwatch import Stopwatch
+from everplex.stages.tally import Losses
+from everplex.storage.errors import UsageError
+
+PROCESSOR_BATCH_TOKENS = 2048
+"""What `auto` is on a processor, where larger batches are no faster and memory refuses nothing until it is too late."""
+LARGEST_BATCH_TOKENS = 1 << 16
+"""Where `auto` stops on an accelerator: larger batches are no faster."""
+
+
+class Evaluator:
+    """Evaluates chunks with one model.
+
+    `batch_tokens` is the most padded tokens of a batch; `auto` doubles it until the device's memory refuses, with the
+    longest window of the first chunk. When memory refuses later on, it is halved and the chunk at hand is evaluated
+    again. With `profile`, `seconds` tells where the time went.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, *, batch_tokens: int | Literal["auto"] = "auto", profile: bool = False
+    ) -> None:
+        if batch_tokens != "auto" and batch_tokens < 1:
+            raise UsageError(f"--batch-tokens {batch_tokens}: expected a number above 0, or auto")
+        self._device = loaded.device
+        self._watch = Stopwatch(running=profile, synchronize=self._synchronize)
+        self._scorer = Scorer(loaded, self._watch)
+        on_processor = loaded.device.type == "cpu"
+        self._overhead_tokens = 32 if on_processor else 256
+        self._batch_tokens = PROCESSOR_BATCH_TOKENS if batch_tokens == "auto" and on_processor else batch_tokens
+        reason = self._scorer.verdict.reason
+        self.notes = [f"{loaded.folder.name}: evaluating with whole logits, since {reason}"] if reason else []
+        """Lines for the user: what works less well than it could, and why."""
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds per step so far: batching, h2d, forward, projection, reduction, d2h; empty without a profile."""
+        return dict(self._watch.seconds)
+
+    @torch.inference_mode()
+    def evaluate(self, chunk: Chunk) -> Losses:
+        """Return the losses of a chunk. Raises UsageError where memory holds not even one of its windows."""
+        start = time.perf_counter()
+        batch_tokens = self._find_batch_tokens(chunk) if self._batch_tokens == "auto" else self._batch_tokens
+        while (found := self._attempt(chunk, batch_tokens)) is None:
+            batch_tokens = self._back_off(chunk, batch_tokens)
+        self._batch_tokens = batch_tokens
+        nll_S, batch_shape = found
+        return Losses(nll_S, batch_shape, batch_tokens, time.perf_counter() - start)
+
+    def _attempt(self, chunk: Chunk, batch_tokens: int) -> tuple[NDArray[np.float64], list[tuple[int, int]]] | None:
+        """Evaluate a chunk; None where memory refused."""
+        with self._watch("batching"):
+            batches = list(make_batches(chunk, batch_tokens, self._overhead_tokens))
+        nll_S = np.empty(chunk.num_scored)
+        shapes: list[tuple[int, int]] = [batch.ids_BT.shape for batch in batches]
+        if not batches:
+            return nll_S, shapes
+        try:
+            for batch in batches:
+                self._scorer.add(self._to_device(batch))
+            parts_3S = self._scorer.finish()
+            with self._watch("d2h"):
+                host_3S = parts_3S.cpu().numpy()
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return None
+        nll_S[np.concatenate([batch.order_S for batch in batches])] = losses(host_3S)
+        return nll_S, shapes
+
+    def _to_device(self, batch: HostBatch) -> Batch:
+        with self._watch("h2d"):
+            return Batch(
+                *(None if array is None else self._tensor(array) for array in batch[:-1]),  # type: ignore[arg-type]
+            )
+
+    def _tensor(self, array: NDArray[np.int64]) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        return (
+            tensor.pin_memory().to(self._device, non_blocking=True)
+            if self._device.type == "cuda"
+            else tensor.to(self._device)
+        )
+
+    def _back_off(self, chunk: Chunk, batch_tokens: int) -> int:
+        """Halve the batches after memory refused."""
+        self._forget()
+        longest = int(chunk.row_lengths_R.max()) - 1
+        if batch_tokens <= longest:
+            raise UsageError(
+                f"out of memory on {self._device} with a single window of {longest} tokens; give a smaller --context,"
+                " a smaller --dtype or a larger device"
+            )
+        return max(longest, batch_tokens // 2)
+
+    def _find_batch_tokens(self, chunk: Chunk) -> int:
+        """Return the largest power of two of tokens, in windows as long as the chunk's longest, that memory holds."""
+        longest = int(chunk.row_lengths_R.max()) - 1
+        fits = 1 << max(longest - 1, 0).bit_length()
+        while fits < LARGEST_BATCH_TOKENS and self._fits(longest, 2 * fits // longest):
+            fits *= 2
+        self._forget()
+        return fits
+
+    def _fits(self, length: int, rows: int) -> bool:
+        ids_BT = torch.zeros(rows, length, dtype=torch.int64, device=self._device)
+        positions = torch.arange(ids_BT.numel(), device=self._device)
+        try:
+            self._scorer.add(Batch(ids_BT, torch.ones_like(ids_BT), positions, ids_BT.flatten()))
+            self._scorer.finish()
+            self._synchronize()
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return False
+        return True
+
+    def _forget(self) -> None:
+        self._scorer.reset()
+        if self._device.type != "cpu":
+            torch.accelerator.empty_cache()
+
+    def _synchronize(self) -> None:
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize(self._device)
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether torch says that memory is out: the allocators of processors and of mps raise a plain RuntimeError."""
+    text = str(error)
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in text or "out of memory" in text
