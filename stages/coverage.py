@@ -37,13 +37,24 @@ def whole_counts(plan: Plan) -> dict[int, Counts]:
     return counts
 
 
+def nothing_covered(plan: Plan) -> Covered:
+    """Return what is said of documents where nothing is known of them."""
+    groups = range(len(plan.groups))
+    return Covered(
+        {index: np.zeros(plan.groups[index].documents, np.bool_) for index in groups},
+        {index: Counts() for index in groups},
+    )
+
+
 def covered_documents(plan: Plan, accepted_C: NDArray[np.bool_], store: Store) -> Covered:
     """Find the documents of which every chunk is accepted, from the plan's tables of documents in its `store`.
 
     Chunks hold the documents' scored tokens in corpus order, so both can be laid along one line of tokens. Where a
     protocol joins documents they have no tokens of their own, and none is covered.
     """
-    covered = Covered({}, {})
+    covered = nothing_covered(plan)
+    if plan.protocol.unit != "document":
+        return covered
     groups, tokens = np.array(plan.chunks.group), np.array(plan.chunks.tokens, np.int64)
     for index, group in enumerate(plan.groups):
         members = groups == index

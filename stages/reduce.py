@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from everplex.stages.coverage import Covered, covered_documents, whole_counts
+from everplex.stages.coverage import covered_documents, nothing_covered, whole_counts
 from everplex.stages.health import device_rows
 from everplex.stages.judge import MISSING, Policy, Verdict, judge
 from everplex.stages.layout import SEGMENTS_PREFIX, SUMMARY_KEY
@@ -35,9 +35,8 @@ def reduce(
     coverage = tell_coverage(verdict, ledger.set_aside)
     covered = None
     if coverage.accepted < coverage.chunks:
-        covered = Covered({}, {})
-        if plan_store is not None:
-            covered = covered_documents(plan, verdict.winners != MISSING, plan_store)
+        known = verdict.winners != MISSING
+        covered = nothing_covered(plan) if plan_store is None else covered_documents(plan, known, plan_store)
     totals = Totals(plan, None if covered is None else covered.documents)
     counted = add_winners(ledger, verdict, totals)
     copies = ledger.copies
