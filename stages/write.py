@@ -4,10 +4,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Self
 
 from everplex.stages.records import Header, Record
-from everplex.stages.writer import Outcome, Receipt, Spool, Step, Writer, perform
+from everplex.stages.writer import Change, Outcome, Receipt, Spool, Step, Writer, perform
 from everplex.storage.errors import StoreError
 from everplex.storage.store import Store
 
@@ -25,8 +26,9 @@ class WriterThread:
 
     `open_store` and `header` are called in the thread; `header` may block until the model's digest has been compared
     with the run's identity, and nothing is written before. `on_durable` is called in the thread after each
-    acknowledgement. While `stopping()` is true, a full queue takes what is submitted, so that a preempted evaluator
-    can go on to `close`. A thread whose main thread has died closes itself.
+    acknowledgement, `on_aside` when records went to the spool or were lost. While `stopping()` is true, a full queue
+    takes what is submitted, so that a preempted evaluator can go on to `close`. A thread whose main thread has died
+    closes itself.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class WriterThread:
         header: Callable[[], Header],
         spool: Spool | None = None,
         on_durable: Callable[[Sequence[Receipt]], None] = lambda _: None,
+        on_aside: Callable[[Sequence[Receipt]], None] = lambda _: None,
         stopping: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -45,6 +48,7 @@ class WriterThread:
         self._header = header
         self._spool = spool
         self._on_durable = on_durable
+        self._on_aside = on_aside
         self._stopping = stopping
         self._clock = clock
         self._changed = threading.Condition()
@@ -121,19 +125,22 @@ class WriterThread:
 
     def _pump(self, store: Store) -> None:
         while (step := self._await_step()) is not None:
-            receipts: list[Receipt] = []
             try:
                 header = perform(step, store, self._spool, self._header)
             except Exception as error:  # noqa: BLE001 - the writer decides what it means
-                with self._changed:
-                    self._writer.failed(error, self._clock())
-                    self._changed.notify_all()
+                change = self._tell(partial(self._writer.failed, error, self._clock()))
             else:
-                with self._changed:
-                    receipts = self._writer.succeeded(self._clock(), header)
-                    self._changed.notify_all()
-            if receipts:
-                self._on_durable(receipts)
+                change = self._tell(partial(self._writer.succeeded, self._clock(), header))
+            if change.durable:
+                self._on_durable(change.durable)
+            if change.aside:
+                self._on_aside(change.aside)
+
+    def _tell(self, event: Callable[[], Change]) -> Change:
+        with self._changed:
+            change = event()
+            self._changed.notify_all()
+            return change
 
     def _await_step(self) -> Step | None:
         with self._changed:

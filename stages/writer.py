@@ -32,7 +32,7 @@ from everplex.storage.errors import (
 )
 from everplex.storage.store import Store
 
-__all__ = ["Outcome", "QueueFullError", "Receipt", "Spool", "Step", "Writer", "perform"]
+__all__ = ["Change", "Outcome", "QueueFullError", "Receipt", "Spool", "Step", "Writer", "perform"]
 
 MAX_COLLISIONS = 3
 
@@ -58,6 +58,15 @@ class Receipt(NamedTuple):
 
     chunk: str
     kind: Kind
+
+
+class Change(NamedTuple):
+    """What the end of a step settled."""
+
+    durable: list[Receipt]
+    """In the store since."""
+    aside: list[Receipt]
+    """In the spool, or lost: this worker is rid of them and the store doesn't have them yet."""
 
 
 class Step(NamedTuple):
@@ -225,11 +234,11 @@ class Writer:
         """Return when to look again although nothing happened; None for never."""
         return max(0.0, self._retry_at - now) if self._spooled and self.failure is None else None
 
-    def succeeded(self, now: float, header: Header | None = None) -> list[Receipt]:
-        """Take note that the step ended well; returns what is durable in the store since. A header step brings one."""
+    def succeeded(self, now: float, header: Header | None = None) -> Change:
+        """Take note that the step ended well; a header step brings the header."""
         step = self._end_step()
         if step is None:
-            return []
+            return Change([], [])
         if step.do == "header":
             assert header is not None  # perform() gives one
             self._header = header
@@ -237,16 +246,21 @@ class Writer:
                 self._sealed = self._seal(header)
             except Exception as error:  # noqa: BLE001 - whatever it is, it is raised at the next submit
                 self.fail(error)
-            return []
+            return Change([], [])
         if step.do == "spool":
-            self._put_aside(self._spooled)
-            return []
+            return self._put_aside(self._spooled)
         self._retry_at = now
         self._collisions = 0
-        if step.do == "recover":
-            for segment in self._history:
-                segment.accounted = segment.accounted or segment.key == step.key
-            return self._acknowledge(self._spooled.pop(step.key))
+        durable = self._recovered(step.key) if step.do == "recover" else self._acknowledged()
+        self._stored += len(durable)
+        return Change(durable, [])
+
+    def _recovered(self, key: str) -> list[Receipt]:
+        for segment in self._history:
+            segment.accounted = segment.accounted or segment.key == key
+        return self._spooled.pop(key)
+
+    def _acknowledged(self) -> list[Receipt]:
         assert self._sealed is not None
         segment, self._sealed = self._sealed, None
         durable = list(segment.receipts)
@@ -256,31 +270,32 @@ class Writer:
                 if earlier.key in self._spooled:
                     self._spooled[earlier.key] = []
         segment.accounted, segment.data, segment.repeats = True, b"", []
-        return self._acknowledge(durable)
+        return durable
 
-    def failed(self, error: Exception, now: float) -> None:
+    def failed(self, error: Exception, now: float) -> Change:
         """Take note that the step ended with an error."""
         step = self._end_step()
         if step is None:
-            return
+            return Change([], [])
+        if step.do == "store":
+            return self._store_failed(error, now)
+        if step.do == "spool":
+            return self._put_aside(self._lost)
         if step.do == "header":
             self.fail(error)
-        elif step.do == "store":
-            self._store_failed(error, now)
-        elif step.do == "spool":
-            self._put_aside(self._lost)
         elif isinstance(error, StoreUnavailableError):
             self._outage(now)
         elif isinstance(error, (_SpoolError, ObjectExistsError)):
             self._lost[step.key] = self._spooled.pop(step.key)
         else:
             self.failure = error
+        return Change([], [])
 
     def _end_step(self) -> Step | None:
         step, self._step = self._step, None
         return None if self._ended else step
 
-    def _store_failed(self, error: Exception, now: float) -> None:
+    def _store_failed(self, error: Exception, now: float) -> Change:
         assert self._sealed is not None
         if isinstance(error, ObjectExistsError) and self._collisions < MAX_COLLISIONS:
             # Something else lies under our key, such as a torn write: the same records under the next one.
@@ -288,20 +303,19 @@ class Writer:
             segment, self._sealed = self._sealed, None
             segment.accounted = True
             self._queue.extendleft(reversed(list(zip(segment.lines, segment.receipts, strict=True))))
-            return
+            return Change([], [])
         if isinstance(error, StoreUnavailableError):
             self._outage(now)
         else:
             self.failure = error
-        self._to_spool = True
-        if not self._spooling:
-            self._put_aside(self._lost)
+        self._to_spool = self._spooling
+        return Change([], []) if self._spooling else self._put_aside(self._lost)
 
     def _outage(self, now: float) -> None:
         self._retry_at = now + max(self._cooldown, now - self._started)
         self._gave_up = self._closing
 
-    def _put_aside(self, where: dict[str, list[Receipt]]) -> None:
+    def _put_aside(self, where: dict[str, list[Receipt]]) -> Change:
         """End the sealed segment without the store."""
         assert self._sealed is not None
         segment, self._sealed, self._to_spool = self._sealed, None, False
@@ -316,6 +330,7 @@ class Writer:
                 f"the store has not answered for {spooled + lost} chunks ({spooled} of them are in the local spool)",
                 "run the same command again on this machine when the store is back",
             )
+        return Change([], segment.receipts)
 
     def _seal(self, header: Header) -> _Segment:
         """Make the next segment of all that is queued; every 64th repeats the records of the previous 63."""
@@ -331,10 +346,6 @@ class Writer:
         self._queue.clear()
         self._history = [] if (segment.seq + 1) % ROLLUP_EVERY == 0 else [*self._history, segment]
         return segment
-
-    def _acknowledge(self, receipts: list[Receipt]) -> list[Receipt]:
-        self._stored += len(receipts)
-        return receipts
 
     def fail(self, error: BaseException) -> None:
         """Fail for good: what is queued or in flight is lost, and `error` is raised at the next submit."""
