@@ -7,16 +7,18 @@ Shape legend: V values, D documents.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from itertools import chain
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from everplex.stages.exact import UNIT_EXPONENT, Tally, from_units, products, sum_by_key
 from everplex.stages.records import Plan, Record
-from everplex.storage.errors import CorruptObjectError
 
 BUFFERED_VALUES = 1 << 17
+
+_Number = TypeVar("_Number", np.float64, np.int64)
 
 Scope = tuple[str, int | str]
 """Whose tally: ("group", index in the plan) or ("worker", name)."""
@@ -50,7 +52,7 @@ NO_PARTS = Parts(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.z
 
 
 class Totals:
-    """Sums of the records that count. `add` in any order, then `finish` once."""
+    """Sums of the records that count: `add` them in any order, then `flush` and `finish` once."""
 
     def __init__(self, plan: Plan, covered: Mapping[int, NDArray[np.bool_]] | None = None) -> None:
         """`covered` says per group which documents are wholly counted; None where all are."""
@@ -59,41 +61,19 @@ class Totals:
         self._covered = covered
         self.tallies: dict[Scope, Tally] = {("group", index): Tally() for index in range(len(plan.groups))}
         self._edges: list[Parts] = []
-        self._clear()
+        self._rows: list[tuple[int, str, Record]] = []
+        self._num_buffered = 0
 
     def add(self, row: int, worker: str, record: Record) -> None:
-        """Count the record of the plan's `row`-th chunk."""
-        nll, nll_sq, doc_nll, position_nll = record.nll, record.nll_sq, record.doc_nll, record.position_nll
-        if nll is None or nll_sq is None or doc_nll is None or position_nll is None:
-            raise CorruptObjectError(f"chunk {record.chunk}: expected finite losses, found none")
-        group = self._groups[row]
-        scope: Scope = ("group", group)
-        by_worker: Scope = ("worker", worker)
-        self._sum(scope, "nll", nll)
-        self._sum(scope, "nll_sq", nll_sq)
-        self._sum(by_worker, "nll", nll)
-        self._sum(by_worker, "seconds", record.seconds)
-        for name, value in record.sums.items():
-            self._sum(scope, f"sums/{name}", value)
-        for bucket, value in enumerate(position_nll):
-            self._sum(scope, f"position_nll/{bucket}", value)
-        tally, worker_tally = self._tally(scope), self._tally(by_worker)
-        tally.count("tokens", record.tokens)
-        worker_tally.count("tokens", record.tokens)
-        worker_tally.count("chunks", 1)
-        for bucket, number in enumerate(record.position_tokens):
-            tally.count(f"position_tokens/{bucket}", number)
-        self._doc_groups += [group] * len(doc_nll)
-        self._doc_ordinals += record.doc_ordinals
-        self._doc_nll += doc_nll
-        self._doc_tokens += record.doc_tokens
-        self._doc_counts.append(len(doc_nll))
-        if len(self._values) + len(self._doc_nll) >= BUFFERED_VALUES:
-            self._flush()
+        """Count the finite record of the plan's `row`-th chunk."""
+        self._rows.append((self._groups[row], worker, record))
+        self._num_buffered += len(record.doc_tokens) + len(record.position_tokens)
+        if self._num_buffered >= BUFFERED_VALUES:
+            self._add_rows()
 
     def flush(self) -> Parts:
         """Add what is buffered; returns the parts of documents that may go on in other chunks."""
-        self._flush()
+        self._add_rows()
         edges = concatenate(self._edges)
         self._edges = []
         return edges
@@ -107,80 +87,104 @@ class Totals:
                     tally.sums["covered_nll"] = tally.units("nll")
         return self.tallies
 
-    def _tally(self, scope: Scope) -> Tally:
-        return self.tallies.setdefault(scope, Tally())
+    def _add_rows(self) -> None:
+        rows, self._rows, self._num_buffered = self._rows, [], 0
+        records = [record for _, _, record in rows]
+        groups, group_index = _scopes("group", [group for group, _, _ in rows])
+        workers, worker_index = _scopes("worker", [worker for _, worker, _ in rows])
+        nll = np.array([record.nll for record in records], np.float64)
+        tokens = np.array([record.tokens for record in records], np.float64)
+        self._sum(groups, group_index, "nll", [nll])
+        self._sum(groups, group_index, "nll_sq", [np.array([record.nll_sq for record in records], np.float64)])
+        self._count(groups, group_index, "tokens", [tokens])
+        self._sum(workers, worker_index, "nll", [nll])
+        self._sum(workers, worker_index, "seconds", [np.array([record.seconds for record in records], np.float64)])
+        self._count(workers, worker_index, "tokens", [tokens])
+        self._count(workers, worker_index, "chunks", [np.ones_like(tokens)])
+        for group, _, record in rows:
+            for name, value in record.sums.items():
+                self._tally(("group", group)).add(f"sums/{name}", value)
+        self._add_positions(groups, group_index, records)
+        self._add_documents([group for group, _, _ in rows], records)
 
-    def _sum(self, scope: Scope, name: str, value: float) -> None:
-        self._keys.append(self._names.setdefault((scope, name), len(self._names)))
-        self._values.append(value)
+    def _add_positions(self, groups: list[Scope], group_index: NDArray[np.int64], records: list[Record]) -> None:
+        counts = np.array([len(record.position_tokens) for record in records], np.int64)
+        index = np.repeat(group_index, counts)
+        buckets = np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)
+        nll = _flat((record.position_nll or () for record in records), np.float64)
+        tokens = _flat((record.position_tokens for record in records), np.float64)
+        for bucket in range(counts.max(initial=0)):
+            mine = buckets == bucket
+            self._sum(groups, index[mine], f"position_nll/{bucket}", [nll[mine]])
+            self._count(groups, index[mine], f"position_tokens/{bucket}", [tokens[mine]])
 
-    def _clear(self) -> None:
-        self._names: dict[tuple[Scope, str], int] = {}
-        self._keys: list[int] = []
-        self._values: list[float] = []
-        self._doc_groups: list[int] = []
-        self._doc_ordinals: list[int] = []
-        self._doc_nll: list[float] = []
-        self._doc_tokens: list[int] = []
-        self._doc_counts: list[int] = []
-
-    def _flush(self) -> None:
-        sums = sum_by_key(self._keys, self._values, len(self._names))
-        for (scope, name), key in self._names.items():
-            self._tally(scope).add_units(name, sums[key])
+    def _add_documents(self, groups: list[int], records: list[Record]) -> None:
+        counts = np.array([len(record.doc_tokens) for record in records], np.int64)
         parts = Parts(
-            np.array(self._doc_groups, np.int64), np.array(self._doc_ordinals, np.int64),
-            np.array(self._doc_nll, np.float64), np.array(self._doc_tokens, np.int64),
-        )  # fmt: skip
+            np.repeat(np.array(groups, np.int64), counts),
+            _flat((record.doc_ordinals for record in records), np.int64),
+            _flat((record.doc_nll or () for record in records), np.float64),
+            _flat((record.doc_tokens for record in records), np.int64),
+        )
         inner = np.ones(len(parts.nll_D), np.bool_)
         if self._by_document:
-            counts = np.array(self._doc_counts, np.int64)
             ends = np.cumsum(counts)[counts > 0]
             inner[ends - 1] = False
             inner[ends - counts[counts > 0]] = False
         self._edges.append(parts.take(~inner))
         self._add_units(parts.take(inner))
-        self._clear()
+
+    def _tally(self, scope: Scope) -> Tally:
+        return self.tallies.setdefault(scope, Tally())
 
     def _add_units(self, parts: Parts) -> None:
         """Add whole sampling units of loss s and n tokens: s, s*s, s*n, n, n*n, each exact."""
         group, ordinal, nll, tokens = parts.take(parts.tokens_D > 0)
-        groups, index = np.unique(group, return_inverse=True)
-        scopes: list[Scope] = [("group", int(key)) for key in groups]
+        scopes, index = _scopes("group", group.tolist())
         n = tokens.astype(np.float64)
-        self._sum_units(scopes, index, "unit_nll", [nll])
-        self._sum_units(scopes, index, "unit_nll_sq", products(nll, nll))
-        self._sum_units(scopes, index, "unit_nll_tokens", products(nll, n))
-        self._count_units(scopes, index, "units", [np.ones_like(n)])
-        self._count_units(scopes, index, "unit_tokens", [n])
-        self._count_units(scopes, index, "unit_tokens_sq", products(n, n))
+        self._sum(scopes, index, "unit_nll", [nll])
+        self._sum(scopes, index, "unit_nll_sq", products(nll, nll))
+        self._sum(scopes, index, "unit_nll_tokens", products(nll, n))
+        self._count(scopes, index, "units", [np.ones_like(n)])
+        self._count(scopes, index, "unit_tokens", [n])
+        self._count(scopes, index, "unit_tokens_sq", products(n, n))
         if not self._by_document:
             return
         if self._covered is not None:
             pairs = zip(group.tolist(), ordinal.tolist(), strict=True)
             whole = np.array([self._covered[key][document] for key, document in pairs], np.bool_)
             group, index, nll, n = group[whole], index[whole], nll[whole], n[whole]
-            self._sum_units(scopes, index, "covered_nll", [nll])
+            self._sum(scopes, index, "covered_nll", [nll])
         buckets = np.frexp(n)[1]
         for bucket in np.unique(buckets).tolist():
             mine = buckets == bucket
-            self._sum_units(scopes, index[mine], f"length_nll/{bucket}", [nll[mine]])
-            self._count_units(scopes, index[mine], f"length_tokens/{bucket}", [n[mine]])
+            self._sum(scopes, index[mine], f"length_nll/{bucket}", [nll[mine]])
+            self._count(scopes, index[mine], f"length_tokens/{bucket}", [n[mine]])
 
-    def _sum_units(
+    def _sum(
         self, scopes: list[Scope], index: NDArray[np.int64], name: str, parts: Iterable[NDArray[np.float64]]
     ) -> None:
         for part in parts:
             for scope, units in zip(scopes, sum_by_key(index, part, len(scopes)), strict=True):
                 self._tally(scope).add_units(name, units)
 
-    def _count_units(
+    def _count(
         self, scopes: list[Scope], index: NDArray[np.int64], name: str, parts: Iterable[NDArray[np.float64]]
     ) -> None:
         """Count as sums are added, so that nothing can wrap."""
         for part in parts:
             for scope, units in zip(scopes, sum_by_key(index, part, len(scopes)), strict=True):
                 self._tally(scope).count(name, units >> UNIT_EXPONENT)
+
+
+def _scopes(kind: str, keys: Sequence[int | str]) -> tuple[list[Scope], NDArray[np.int64]]:
+    """Return the distinct scopes and, per key, which of them it is."""
+    places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+    return [(kind, key) for key in places], np.array([places[key] for key in keys], np.int64)
+
+
+def _flat(lists: Iterable[Sequence[float]], kind: type[_Number]) -> NDArray[_Number]:
+    return np.array(list(chain.from_iterable(lists)), kind)
 
 
 def _join(edges: Parts) -> Parts:

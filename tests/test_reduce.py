@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.segments import DictStore, Fabric, fill, worker_id
@@ -15,7 +16,7 @@ from everplex.stages.layout import SUMMARY_KEY, parse_segment_key, segment_key
 from everplex.stages.ledger import Ledger
 from everplex.stages.reduce import exit_code, recheck, reduce, seal
 from everplex.stages.summary import Numbers, Summary
-from everplex.storage.codec import compress, decompress, sha256_hex
+from everplex.storage.codec import MAX_DECODED_BYTES, compress, decompress, sha256_hex
 from everplex.storage.errors import IncompleteError, IntegrityError, ObjectNotFoundError, StoreUnavailableError
 
 if TYPE_CHECKING:
@@ -159,7 +160,10 @@ def _concatenated(store: DictStore) -> None:
 
 
 def _bomb(store: DictStore) -> None:
-    data = compress(bytes(1 << 30)[: (1 << 30) - 1] + b"\n\n")
+    compressor = zstandard.ZstdCompressor(write_checksum=True).compressobj(size=MAX_DECODED_BYTES + 1)
+    zeros = bytes(1 << 24)
+    lots = [compressor.compress(zeros) for _ in range(MAX_DECODED_BYTES >> 24)]
+    data = b"".join([*lots, compressor.compress(b"\n"), compressor.flush()])
     store.objects[segment_key(worker_id(7), 1, sha256_hex(data))] = data
 
 
