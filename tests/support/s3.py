@@ -4,15 +4,18 @@ Bare moto checks a write condition and then writes without a lock, so that two r
 lock serialises its S3 requests. Run as a script, this file is that server; it prints its port once it listens.
 """
 
+import json
 import os
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+_FILL = "/_fill"
 CREDENTIALS = {"key": "testing", "secret": "testing"}
 
 
@@ -55,6 +58,11 @@ class S3Server:
     def put(self, bucket: str, key: str, data: bytes) -> None:
         """Write an object."""
         self._client.put_object(Bucket=bucket, Key=key, Body=data)
+
+    def fill(self, bucket: str, keys: list[str]) -> None:
+        """Make many objects of one byte without a request for each."""
+        body = json.dumps({"bucket": bucket, "keys": keys}).encode()
+        urllib.request.urlopen(urllib.request.Request(f"{self.endpoint}{_FILL}", body)).close()  # noqa: S310
 
     def get(self, bucket: str, key: str) -> bytes | None:
         """Read an object; None if there is none."""
@@ -116,12 +124,30 @@ def _serialise(ignore_conditions: bool) -> None:
         setattr(S3Response, name, locked(getattr(S3Response, name)))
 
 
+def _filling(application: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the path that S3Server.fill asks."""
+
+    def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        if environ["PATH_INFO"] != _FILL:
+            return application(environ, start_response)
+        from moto.core import DEFAULT_ACCOUNT_ID
+        from moto.s3.models import s3_backends
+
+        wanted = json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
+        for key in wanted["keys"]:
+            s3_backends[DEFAULT_ACCOUNT_ID]["aws"].put_object(wanted["bucket"], key, b"x")
+        start_response("200 OK", [("Content-Length", "0")])
+        return [b""]
+
+    return serve
+
+
 def _main() -> None:
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
 
     _serialise("--ignore-conditions" in sys.argv)
-    server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True)
+    server = make_server("127.0.0.1", 0, _filling(DomainDispatcherApplication(create_backend_app)), threaded=True)
     print(f"port {server.server_port}", flush=True)  # noqa: T201 - how the parent learns it
     server.serve_forever()
 
