@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_outputs import BaseModelOutputWithPast
 
 LONG, SHORT = 12, 8
 """Lengths of the two rows of the comparison; the second is padded."""
@@ -40,10 +39,15 @@ class Verdict(NamedTuple):
 
 
 class _PassThrough(nn.Module):
-    """In place of a decoder's body: hands through the hidden states that it is given as embeddings."""
+    """In place of a decoder's body: hands through the hidden states that it is given as embeddings.
 
-    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> BaseModelOutputWithPast:
-        return BaseModelOutputWithPast(last_hidden_state=inputs_embeds)
+    It answers with the body's own type of output, since each model reads other fields of it.
+    """
+
+    output_type: Callable[..., Any]
+
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> Any:
+        return self.output_type(last_hidden_state=inputs_embeds)
 
 
 def whole_logits(model: Any, ids_BT: Tensor, mask_BT: Tensor | None) -> Tensor:
@@ -53,15 +57,18 @@ def whole_logits(model: Any, ids_BT: Tensor, mask_BT: Tensor | None) -> Tensor:
 
 
 def take_apart(model: Any, *, compiled: bool = False) -> Parts:
-    """Return the parts of a model, unproved. Raises AttributeError for one without a body."""
+    """Return the parts of a model, unproved; the body has to run before the projection does."""
     name = model.base_model_prefix
     module = getattr(model, name)
     run = torch.compile(module, dynamic=True) if compiled else module
+    stand_in = _PassThrough()
     shell = copy.copy(model)
-    shell._modules = model._modules | {name: _PassThrough()}  # noqa: SLF001 - the copy shares all but its body
+    shell._modules = model._modules | {name: stand_in}  # noqa: SLF001 - the copy shares all but its body
 
     def body(ids_BT: Tensor, mask_BT: Tensor | None) -> Tensor:
-        hidden_BTH: Tensor = run(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False).last_hidden_state
+        output = run(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False)
+        stand_in.output_type = type(output)
+        hidden_BTH: Tensor = output.last_hidden_state
         return hidden_BTH
 
     def project(hidden_KH: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ output projection have a constant size.
 """
 
 import time
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -112,26 +113,25 @@ class Evaluator:
         return max(longest, batch_tokens // 2)
 
     def _find_batch_tokens(self, chunk: Chunk) -> int:
-        """Return the largest power of two of tokens, in windows as long as the chunk's longest, that memory holds."""
+        """Return what memory holds in windows as long as the chunk's longest."""
         longest = int(chunk.row_lengths_R.max()) - 1
-        fits = 1 << max(longest - 1, 0).bit_length()
-        while fits < LARGEST_BATCH_TOKENS and self._fits(longest, 2 * fits // longest):
-            fits *= 2
-        self._forget()
-        return fits
 
-    def _fits(self, length: int, rows: int) -> bool:
-        ids_BT = torch.zeros(rows, length, dtype=torch.int64, device=self._device)
-        positions = torch.arange(ids_BT.numel(), device=self._device)
-        try:
-            self._scorer.add(Batch(ids_BT, torch.ones_like(ids_BT), positions, ids_BT.flatten()))
-            self._scorer.finish()
-            self._synchronize()
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            return False
-        return True
+        def fits(tokens: int) -> bool:
+            ids_BT = torch.zeros(tokens // longest, longest, dtype=torch.int64, device=self._device)
+            positions = torch.arange(ids_BT.numel(), device=self._device)
+            try:
+                self._scorer.add(Batch(ids_BT, torch.ones_like(ids_BT), positions, ids_BT.flatten()))
+                self._scorer.finish()
+                self._synchronize()
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                return False
+            return True
+
+        found = largest_that_fits(longest, fits)
+        self._forget()
+        return found
 
     def _forget(self) -> None:
         self._scorer.reset()
@@ -141,6 +141,14 @@ class Evaluator:
     def _synchronize(self) -> None:
         if self._device.type != "cpu":
             torch.accelerator.synchronize(self._device)
+
+
+def largest_that_fits(longest: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest power of two of at least `longest` that fits, found by doubling; the first is not tried."""
+    tokens = 1 << (longest - 1).bit_length()
+    while tokens < LARGEST_BATCH_TOKENS and fits(2 * tokens):
+        tokens *= 2
+    return tokens
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

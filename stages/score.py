@@ -41,7 +41,7 @@ class Batch(NamedTuple):
 
 def slice_rows(vocab_size: int) -> int:
     """Return the rows of a slice: a power of two from 16 to 1024 that depends on the vocabulary alone."""
-    return max(16, min(1024, 1 << ((SLICE_LOGITS // vocab_size).bit_length() - 1)))
+    return max(16, min(1024, 1 << (max(1, SLICE_LOGITS // vocab_size).bit_length() - 1)))
 
 
 def losses(parts_3S: NDArray[np.float32]) -> NDArray[np.float64]:
