@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from everplex.stages.chunk import Chunk
-from everplex.stages.protocols import Window
+from everplex.stages.cuts import Window
 from everplex.stages.records import Counts
 
-__all__ = ["Bundle", "Bundler", "WindowRow", "make_row"]
+__all__ = ["Bundle", "Bundler", "WindowRow", "cut_row", "make_row"]
 
 
 class WindowRow(NamedTuple):
@@ -30,19 +30,27 @@ class Bundle(NamedTuple):
     counts: Counts
 
 
+def cut_row(
+    window: Window, tokens_N: NDArray[np.int32], scored_N: NDArray[np.bool_] | None, prefix_id: int | None
+) -> WindowRow:
+    """Return the row of a window."""
+    tokens_T = tokens_N[window.start : window.stop]
+    if window.prefix != "none":
+        kept_T = tokens_T if window.prefix == "before" else tokens_T[1:]
+        tokens_T = np.concatenate((np.array([prefix_id], dtype=np.int32), kept_T))
+    num_scored = window.stop - window.first_scored
+    scored = np.zeros(len(tokens_T) - 1, dtype=np.bool_)
+    scored[len(scored) - num_scored :] = True if scored_N is None else scored_N[window.first_scored : window.stop]
+    return WindowRow(tokens_T, scored, window.weight)
+
+
 def make_row(
     window: Window, tokens_N: NDArray[np.int32], scored_N: NDArray[np.bool_] | None, prefix_id: int | None
 ) -> WindowRow | None:
     """Return the row of a window; None where nothing in it is scored."""
-    tokens_T = tokens_N[window.start : window.stop]
-    if window.prefix == "before":
-        tokens_T = np.concatenate((np.array([prefix_id], dtype=np.int32), tokens_T))
-    elif window.prefix == "over":
-        tokens_T = np.concatenate((np.array([prefix_id], dtype=np.int32), tokens_T[1:]))
-    num_scored = window.stop - window.first_scored
-    scored = np.zeros(len(tokens_T) - 1, dtype=np.bool_)
-    scored[len(scored) - num_scored :] = True if scored_N is None else scored_N[window.first_scored : window.stop]
-    return WindowRow(tokens_T, scored, window.weight) if scored.any() else None
+    if scored_N is not None and not scored_N[window.first_scored : window.stop].any():
+        return None
+    return cut_row(window, tokens_N, scored_N, prefix_id)
 
 
 class Bundler:

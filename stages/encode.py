@@ -14,7 +14,10 @@ from everplex.stages.protocols import Protocol
 from everplex.stages.records import Counts
 from everplex.stages.tokenize import Tokenizer
 
-__all__ = ["Encoded", "count_text", "encode_documents"]
+__all__ = ["Encoded", "count_text", "encode_documents", "encode_texts"]
+
+
+_EMPTY = np.zeros(0, dtype=np.int32)
 
 
 class Encoded(NamedTuple):
@@ -34,17 +37,22 @@ def count_text(text: str) -> Counts:
 
 
 def encode_documents(documents: Sequence[Document], tokenizer: Tokenizer, protocol: Protocol) -> list[Encoded]:
-    """Tokenise documents by the protocol's policy. Raises UsageError naming the document that cannot be."""
+    """Tokenise documents by the protocol's policy; texts that it joins are only counted."""
     texts = [document.content for document in documents if isinstance(document.content, str)]
-    encoded = iter(encode_texts(texts, tokenizer, protocol))
-    return [
-        Encoded(next(encoded), None, count_text(document.content))
-        for document in documents
-        if isinstance(document.content, str)
-    ]
+    if protocol.join == "text":
+        return [Encoded(_EMPTY, None, count_text(text)) for text in texts]
+    encoded = encode_texts(texts, tokenizer, protocol)
+    return [Encoded(tokens_N, None, count_text(text)) for tokens_N, text in zip(encoded, texts, strict=True)]
 
 
 def encode_texts(texts: Sequence[str], tokenizer: Tokenizer, protocol: Protocol) -> list[NDArray[np.int32]]:
-    """Token ids of whole texts."""
-    batch = tokenizer.encode_batch(texts, add_special_tokens=False, parse_special=protocol.parse_special)
+    """Token ids of whole texts, with the special tokens of the protocol's policy."""
+    match protocol.special_tokens:
+        case "default":
+            batch = tokenizer.encode_by_default(texts)
+        case "bos":
+            bos = [tokenizer.bos_id] if tokenizer.bos_id is not None and tokenizer.adds_bos else []
+            batch = [bos + ids for ids in tokenizer.encode_batch(texts, parse_special=protocol.parse_special)]
+        case "none":
+            batch = tokenizer.encode_batch(texts, parse_special=protocol.parse_special)
     return [np.array(ids, dtype=np.int32) for ids in batch]

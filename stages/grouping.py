@@ -1,22 +1,29 @@
 """The plan of one group while its documents stream by: its chunks, its document tables, its tallies."""
 
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from everplex.stages.bundle import Bundle, Bundler, make_row
+from everplex.stages.bundle import Bundle, Bundler, WindowRow, cut_row, make_row
 from everplex.stages.chunk import encode_chunk
-from everplex.stages.encode import Encoded
+from everplex.stages.cuts import Window, cut_packed
+from everplex.stages.documents import Document
+from everplex.stages.encode import Encoded, encode_texts
 from everplex.stages.layout import chunk_id, chunk_key, documents_key, group_key
 from everplex.stages.plan_options import PlanOptions
 from everplex.stages.protocols import Protocol
-from everplex.stages.records import Counts, DocumentRow, GroupSpec, TokenizerSpec
+from everplex.stages.records import Counts, DocumentRow, GroupSpec
+from everplex.stages.tokenize import Tokenizer
 from everplex.storage.codec import compress, sha256_hex
+from everplex.storage.errors import UsageError
 
-__all__ = ["TABLE_DOCUMENTS", "ChunkRow", "GroupPlan", "Output"]
+__all__ = ["TABLE_DOCUMENTS", "ChunkRow", "GroupPlan", "Output", "make_group"]
 
 TABLE_DOCUMENTS = 10_000
 
@@ -38,15 +45,15 @@ class ChunkRow(NamedTuple):
     counts: Counts
 
 
-class GroupPlan:
+class GroupPlan(ABC):
     """Takes the documents of one group in corpus order and gives the objects that are ready to be created."""
 
-    def __init__(self, name: str, options: PlanOptions, protocol: Protocol, tokenizer: TokenizerSpec) -> None:
+    def __init__(self, name: str, options: PlanOptions, protocol: Protocol, prefix_id: int | None) -> None:
         self.chunks: list[ChunkRow] = []
         self._name = name
         self._key = group_key(name)
         self._protocol = protocol
-        self._prefix_id = tokenizer.prefix_id
+        self._prefix_id = prefix_id
         self._hash_ids = options.hash_ids
         self._bundler = Bundler(options.chunk_tokens)
         self._num_documents = 0
@@ -54,21 +61,9 @@ class GroupPlan:
         self._table: list[bytes] = []
         self._tables: list[str] = []
 
-    def add(self, document_id: str, encoded: Encoded) -> Iterator[Output]:
+    @abstractmethod
+    def add(self, document: Document, encoded: Encoded) -> Iterator[Output]:
         """Take the next document; yields the chunks and tables that are complete."""
-        num_scored = 0
-        for window in self._protocol.cut(len(encoded.tokens_N)):
-            row = make_row(window, encoded.tokens_N, encoded.scored_N, self._prefix_id)
-            if row is None:
-                continue
-            yield from self._chunk(self._bundler.add(row, self._num_documents))
-            if num_scored == 0:
-                self._bundler.count(encoded.counts)
-            num_scored += int(np.count_nonzero(row.scored))
-        if num_scored == 0:
-            self._windowless += encoded.counts
-        self._num_documents += 1
-        yield from self._document(document_id, num_scored, encoded.counts)
 
     def finish(self) -> Iterator[Output]:
         """Yield what is left after the last document."""
@@ -94,7 +89,7 @@ class GroupPlan:
         self.chunks.append(ChunkRow(content, chunk.num_rows, chunk.num_inputs, chunk.num_scored, counts))
         yield Output(key, partial(encode_chunk, chunk))
 
-    def _document(self, document_id: str, num_scored: int, counts: Counts) -> Iterator[Output]:
+    def _document_row(self, document_id: str, num_scored: int, counts: Counts) -> Iterator[Output]:
         shown = sha256_hex(document_id.encode())[:32] if self._hash_ids else document_id
         row = DocumentRow(
             id=shown, tokens=num_scored, bytes=counts.bytes, characters=counts.characters, words=counts.words
@@ -110,3 +105,144 @@ class GroupPlan:
             self._table = []
             self._tables.append(key)
             yield Output(key, partial(compress, data))
+
+
+class _DocumentGroup(GroupPlan):
+    """Every document is cut by itself and is the sampling unit; in a packed stream it is cut where the stream is."""
+
+    _offset = 0
+
+    def add(self, document: Document, encoded: Encoded) -> Iterator[Output]:
+        num_scored = 0
+        for window in self._cut(len(encoded.tokens_N)):
+            row = make_row(window, encoded.tokens_N, encoded.scored_N, self._prefix_id)
+            if row is None:
+                continue
+            yield from self._chunk(self._bundler.add(row, self._num_documents))
+            if num_scored == 0:
+                self._bundler.count(encoded.counts)
+            num_scored += int(np.count_nonzero(row.scored))
+        if num_scored == 0:
+            self._windowless += encoded.counts
+        self._num_documents += 1
+        yield from self._document_row(document.id, num_scored, encoded.counts)
+
+    def _cut(self, num_tokens: int) -> Iterator[Window]:
+        if self._protocol.join != "tokens":
+            return self._protocol.cut(num_tokens)
+        offset = self._offset
+        self._offset += num_tokens + 1 if num_tokens else 0  # with its prefix token
+        return cut_packed(num_tokens, self._protocol.spec.context, offset)
+
+
+class _PackedGroup(GroupPlan):
+    """Documents after their prefix tokens are one stream of tokens; the window is the sampling unit."""
+
+    def __init__(self, name: str, options: PlanOptions, protocol: Protocol, prefix_id: int | None) -> None:
+        super().__init__(name, options, protocol, prefix_id)
+        self._tokens = [np.zeros(0, dtype=np.int32)]
+        self._scored = [np.zeros(0, dtype=np.bool_)]
+        self._num_waiting = 0
+        """Tokens in the two lists: the end of the stream, from the last token of the last row on."""
+        self._begun: deque[tuple[int, Counts]] = deque()
+        """First waiting position, and denominators, of documents without a row as yet."""
+        self._num_windows = 0
+
+    def add(self, document: Document, encoded: Encoded) -> Iterator[Output]:  # noqa: ARG002 - ids are of no use here
+        num_tokens = len(encoded.tokens_N)
+        self._num_documents += 1
+        if num_tokens == 0:
+            self._windowless += encoded.counts
+            return
+        self._begun.append((self._num_waiting + 1, encoded.counts))
+        scored_N = np.ones(num_tokens, dtype=np.bool_) if encoded.scored_N is None else encoded.scored_N
+        self._tokens += [np.array([self._prefix_id], dtype=np.int32), encoded.tokens_N]
+        self._scored += [np.zeros(1, dtype=np.bool_), scored_N]
+        self._num_waiting += num_tokens + 1
+        if self._num_waiting > self._protocol.spec.context:
+            yield from self._take_rows(at_end=False)
+
+    def finish(self) -> Iterator[Output]:
+        """Yield the last row and what is left; documents that no scored row follows have no window."""
+        yield from self._take_rows(at_end=True)
+        self._windowless += sum((counts for _, counts in self._begun), Counts())
+        yield from super().finish()
+
+    def _take_rows(self, *, at_end: bool) -> Iterator[Output]:
+        """Turn what waits into rows of `context` inputs, each beginning with the last token of the one before."""
+        tokens, scored, context = (
+            np.concatenate(self._tokens),
+            np.concatenate(self._scored),
+            self._protocol.spec.context,
+        )
+        start = 0
+        while start + context < len(tokens) or (at_end and start + 1 < len(tokens)):
+            stop = start + context + 1
+            yield from self._take_row(WindowRow(tokens[start:stop], scored[start + 1 : stop], None), stop)
+            start += context
+        self._tokens, self._scored, self._num_waiting = [tokens[start:]], [scored[start:]], len(tokens) - start
+        self._begun = deque((position - start, counts) for position, counts in self._begun)
+
+    def _take_row(self, row: WindowRow, stop: int) -> Iterator[Output]:
+        if not row.scored.any():
+            return
+        yield from self._chunk(self._bundler.add(row, self._num_windows))
+        self._num_windows += 1
+        while self._begun and self._begun[0][0] < stop:
+            self._bundler.count(self._begun.popleft()[1])
+
+
+class _TextGroup(GroupPlan):
+    """The texts of the group are one text, tokenised as a whole, so held in memory; the window is the sampling unit."""
+
+    def __init__(
+        self, name: str, options: PlanOptions, protocol: Protocol, prefix_id: int | None, tokenizer: Tokenizer
+    ) -> None:
+        super().__init__(name, options, protocol, prefix_id)
+        self._tokenizer = tokenizer
+        self._counts = Counts()
+        self._texts: list[str] = []
+
+    def add(self, document: Document, encoded: Encoded) -> Iterator[Output]:
+        if not isinstance(document.content, str):
+            raise UsageError(
+                f"{document.place}: the protocol {self._protocol.spec.name} joins plain texts; use another"
+            )
+        self._num_documents += 1
+        self._texts.append(document.content)
+        self._counts += encoded.counts
+        yield from ()
+
+    def finish(self) -> Iterator[Output]:
+        """Tokenise and cut the whole text; its denominators go with its last chunk."""
+        tokens_N = self._tokenize()
+        for ordinal, window in enumerate(self._protocol.cut(len(tokens_N))):
+            row = cut_row(window, tokens_N, None, self._prefix_id)
+            yield from self._chunk(self._bundler.add(row, ordinal))
+        self._bundler.count(self._counts)
+        yield from super().finish()
+
+    def _tokenize(self) -> NDArray[np.int32]:
+        text = self._protocol.separator.join(self._texts)
+        self._texts = []
+        if self._protocol.drop_final_newline:
+            text = text.removesuffix("\n")
+        (tokens_N,) = encode_texts([text], self._tokenizer, self._protocol)
+        spec, least = self._protocol.spec, self._protocol.min_tokens
+        if len(tokens_N) < least:
+            raise UsageError(
+                f"group {self._name!r}: {spec.name} needs a text of at least {least} tokens, found {len(tokens_N)}; "
+                "give a smaller --context or a longer text"
+            )
+        return tokens_N
+
+
+def make_group(
+    name: str, options: PlanOptions, protocol: Protocol, prefix_id: int | None, tokenizer: Tokenizer
+) -> GroupPlan:
+    """Return the plan of a group, empty as yet, that joins documents as the protocol says."""
+    if protocol.join == "text":
+        return _TextGroup(name, options, protocol, prefix_id, tokenizer)
+    if protocol.spec.unit == "window":
+        return _PackedGroup(name, options, protocol, prefix_id)
+    return _DocumentGroup(name, options, protocol, prefix_id)

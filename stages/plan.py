@@ -13,9 +13,9 @@ import msgspec
 from everplex.stages.corpus import Corpus, current_spec
 from everplex.stages.documents import Document
 from everplex.stages.encode import encode_documents
-from everplex.stages.grouping import ChunkRow, GroupPlan, Output
+from everplex.stages.grouping import ChunkRow, GroupPlan, Output, make_group
 from everplex.stages.plan_options import PlanOptions
-from everplex.stages.protocols import Protocol, choose_protocol
+from everplex.stages.protocols import Protocol, TokenizerFacts, choose_protocol
 from everplex.stages.records import ChunkTable, Plan, TokenizerSpec
 from everplex.stages.stored import compare_plans, save_plan
 from everplex.stages.tokenize import Tokenizer, load_tokenizer
@@ -62,8 +62,10 @@ def make_plan(
                 raise IncompleteError(f"planning stopped after {num_documents} documents; run the same command again")
             for document, encoded in zip(batch, encode_documents(batch, tokenizer, protocol), strict=True):
                 if document.group not in groups:
-                    groups[document.group] = GroupPlan(document.group, options, protocol, tokenizer_spec)
-                for output in groups[document.group].add(document.id, encoded):
+                    groups[document.group] = make_group(
+                        document.group, options, protocol, tokenizer_spec.prefix_id, tokenizer
+                    )
+                for output in groups[document.group].add(document, encoded):
                     uploads.submit(output)
             num_documents += len(batch)
             if progress is not None:
@@ -107,8 +109,10 @@ def _choices(options: PlanOptions) -> tuple[Tokenizer, Protocol, TokenizerSpec]:
     if options.chunk_tokens < 1:
         raise UsageError(f"--chunk-tokens: expected at least 1, found {options.chunk_tokens}")
     tokenizer = load_tokenizer(options.tokenizer, options.revision, trust_remote_code=options.trust_remote_code)
-    protocol = choose_protocol(options, tokenizer.max_length)
+    protocol = choose_protocol(options, TokenizerFacts(tokenizer.max_length, tokenizer.adds_bos))
     if protocol.prefix == "none":
+        if options.prefix_id is not None:
+            raise UsageError(f"--prefix-id means nothing to the protocol {options.protocol}; leave it out")
         return tokenizer, protocol, tokenizer.with_prefix(None)
     default = tokenizer.eos_id if protocol.prefix == "eos" else tokenizer.spec.prefix_id
     prefix_id = default if options.prefix_id is None else options.prefix_id

@@ -26,6 +26,7 @@ class Tokenizer:
         self._backend.no_padding()
         vocabulary: dict[str, int] = hf.get_vocab()
         prefix_id = hf.eos_token_id if hf.bos_token_id is None else hf.bos_token_id
+        self._prefix_text: str = "" if prefix_id is None else hf.decode(prefix_id)
         self.spec = TokenizerSpec(
             name=name,
             digest=self._digest(),
@@ -39,6 +40,18 @@ class Tokenizer:
         """Context length in tokens, where the tokenizer says one."""
         length: int = self._hf.model_max_length
         return length if length < _NO_LENGTH else None
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether it puts a BOS in front of a text by itself."""
+        (ids,) = self.encode_batch([""], add_special_tokens=True)
+        return self.bos_id is not None and ids[:1] == [self.bos_id]
+
+    @property
+    def bos_id(self) -> int | None:
+        """Begin-of-text token, if there is one."""
+        bos_id: int | None = self._hf.bos_token_id
+        return bos_id
 
     @property
     def eos_id(self) -> int | None:
@@ -64,6 +77,18 @@ class Tokenizer:
         self._backend.encode_special_tokens = self._hf.split_special_tokens or not parse_special
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
+
+    def encode_by_default(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids with the special tokens that the tokenizer adds by itself.
+
+        Nothing is added to a text that begins with the text of the prefix token, as in lm-eval.
+        """
+        encoded = self.encode_batch(texts, add_special_tokens=True)
+        if self._prefix_text:
+            for index, text in enumerate(texts):
+                if text.startswith(self._prefix_text):
+                    (encoded[index],) = self.encode_batch([text])
+        return encoded
 
     def _digest(self) -> str:
         identity = [self._backend.to_str(), self._hf.bos_token_id, self._hf.eos_token_id, self._hf.split_special_tokens]
