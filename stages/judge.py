@@ -64,7 +64,7 @@ class Verdict:
     """Per device the chunks in which it agrees, but not to the bit, with an equal environment and batch shape."""
     audited: dict[str, int] = field(default_factory=dict)
     """Per device its chunks that another device evaluated too."""
-    tolerances: Tolerances = field(default_factory=lambda: Tolerances(0.0, {}))
+    tolerances: Tolerances = field(default_factory=lambda: Tolerances(0.0, {}, {}))
 
     @property
     def accepted(self) -> int:

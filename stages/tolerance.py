@@ -25,62 +25,61 @@ class Tolerances:
 
     default: float
     calibrated: dict[Pair, float]
+    spread: dict[Pair, float]
+    """Median difference between the sentinels of the two environments."""
 
     def between(self, one: Environment, other: Environment) -> float:
-        """Tolerance between two environments."""
+        """Return the tolerance between two environments."""
         return self.calibrated.get(frozenset((one, other)), self.default)
-
-
-def _sentinels(copies: Copies) -> dict[int, dict[str, tuple[float, int, Environment, int]]]:
-    """Per sentinel chunk and device its last finite evaluation: mean loss, token digest, environment, batch shape."""
-    found: dict[int, dict[str, tuple[float, int, Environment, int]]] = defaultdict(dict)
-    table = copies.table[(copies.table["kind"] == SENTINEL) & copies.table["finite"] & (copies.table["tokens"] > 0)]
-    order = np.lexsort((table["digest_low"], table["digest_high"]))
-    for row in table[order]:
-        source = copies.sources[int(row["source"])]
-        mean = float(row["nll"]) / int(row["tokens"])
-        found[int(row["chunk"])][source.device] = (
-            mean, int(row["token_digest"]), source.environment, int(row["batch_shape"])
-        )  # fmt: skip
-    return found
 
 
 def calibrate(copies: Copies, default: float, floor: float, ceiling: float) -> Tolerances:
     """Median and six robust standard deviations of the differences between sentinels, within floor and ceiling.
 
-    Sentinels of one environment agree to the bit, other batch shapes of it do not: that is what the floor is for.
+    Sentinels of one environment agree to the bit, other batch shapes of it do not: that is what the floor is for. The
+    ceiling keeps a single device in an environment of its own from excusing itself.
     """
     differences: dict[Pair, list[float]] = defaultdict(list)
-    for devices in _sentinels(copies).values():
-        environments: dict[Environment, list[float]] = defaultdict(list)
-        for mean, _, environment, _ in devices.values():
-            environments[environment].append(mean)
+    for environments in _sentinels(copies).values():
         for one, other in combinations_with_replacement(environments, 2):
-            center = float(np.median(environments[one]))
-            differences[frozenset((one, other))] += [abs(mean - center) for mean in environments[other]]
-    calibrated = {}
-    for pair, values in differences.items():
-        if len(values) >= ENOUGH:
-            median = float(np.median(values))
-            spread = MAD_TO_SD * float(np.median(np.abs(np.array(values) - median)))
+            center = float(np.median([np.median(means) for means in environments[one].values()]))
+            values = [mean for means in environments[other].values() for mean in means]
+            differences[frozenset((one, other))] += [abs(mean - center) for mean in values]
+    calibrated, spread = {}, {}
+    for pair, distances in differences.items():
+        spread[pair] = median = float(np.median(distances))
+        if len(distances) >= ENOUGH:
+            deviation = MAD_TO_SD * float(np.median(np.abs(np.array(distances) - median)))
             least = floor if all(environment.dtype == "float32" for environment in pair) else 10 * floor
-            calibrated[pair] = min(max(median + WIDTH * spread, least), ceiling)
-    return Tolerances(default, calibrated)
+            calibrated[pair] = min(max(median + WIDTH * deviation, least), max(ceiling, default))
+    return Tolerances(default, calibrated, spread)
 
 
 def deviating_sentinels(copies: Copies, tolerances: Tolerances) -> dict[str, set[int]]:
-    """Per device the sentinels in which it left what two devices or more of its environment agree upon."""
+    """Per device the sentinels in which it ever left what most devices of its environment, two or more, agree upon."""
     deviating: dict[str, set[int]] = defaultdict(set)
-    for chunk, devices in _sentinels(copies).items():
-        by_environment: dict[Environment, dict[str, float]] = defaultdict(dict)
-        for device, (mean, _, environment, _) in devices.items():
-            by_environment[environment][device] = mean
-        for environment, means in by_environment.items():
-            if len(means) <= 2:
-                continue
-            center, tolerance = float(np.median(list(means.values()))), tolerances.between(environment, environment)
-            outside = {device for device, mean in means.items() if abs(mean - center) > tolerance}
-            if 2 * len(outside) < len(means):
+    for chunk, environments in _sentinels(copies).items():
+        for environment, devices in environments.items():
+            center = float(np.median([np.median(means) for means in devices.values()]))
+            tolerance = tolerances.between(environment, environment)
+            outside = {device for device, means in devices.items() if _farthest(means, center) > tolerance}
+            if len(devices) - len(outside) >= max(2, len(outside) + 1):
                 for device in outside:
                     deviating[device].add(chunk)
     return deviating
+
+
+def _farthest(means: list[float], center: float) -> float:
+    return max(abs(mean - center) for mean in means)
+
+
+def _sentinels(copies: Copies) -> dict[int, dict[Environment, dict[str, list[float]]]]:
+    """Mean losses of the finite sentinels, by chunk, environment and device."""
+    found: dict[int, dict[Environment, dict[str, list[float]]]] = defaultdict(
+        lambda: defaultdict(lambda: defaultdict(list))
+    )
+    table = copies.table[(copies.table["kind"] == SENTINEL) & copies.table["finite"] & (copies.table["tokens"] > 0)]
+    for row in table:
+        source = copies.sources[int(row["source"])]
+        found[int(row["chunk"])][source.environment][source.device].append(float(row["nll"]) / int(row["tokens"]))
+    return found
