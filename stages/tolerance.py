@@ -34,10 +34,11 @@ class Tolerances:
 
 
 def calibrate(copies: Copies, default: float, floor: float, ceiling: float) -> Tolerances:
-    """Median and six robust standard deviations of the differences between sentinels, within floor and ceiling.
+    """Median and six robust standard deviations of the differences between sentinels, within bounds.
 
-    Sentinels of one environment agree to the bit, other batch shapes of it do not: that is what the floor is for. The
-    ceiling keeps a single device in an environment of its own from excusing itself.
+    Sentinels of one environment agree to the bit, other batch shapes of it do not: that is what the floor is for. A few
+    sentinel chunks are too few to tell how far two environments may be apart on any chunk, so between two the tolerance
+    is only ever widened, up to the ceiling, which keeps a device in an environment of its own from excusing itself.
     """
     differences: dict[Pair, list[float]] = defaultdict(list)
     for environments in _sentinels(copies).values():
@@ -50,8 +51,9 @@ def calibrate(copies: Copies, default: float, floor: float, ceiling: float) -> T
         spread[pair] = median = float(np.median(distances))
         if len(distances) >= ENOUGH:
             deviation = MAD_TO_SD * float(np.median(np.abs(np.array(distances) - median)))
-            least = floor if all(environment.dtype == "float32" for environment in pair) else 10 * floor
-            calibrated[pair] = min(max(median + WIDTH * deviation, least), max(ceiling, default))
+            within = floor if all(environment.dtype == "float32" for environment in pair) else 10 * floor
+            least = within if len(pair) == 1 else default
+            calibrated[pair] = max(least, min(median + WIDTH * deviation, ceiling))
     return Tolerances(default, calibrated, spread)
 
 
