@@ -55,6 +55,17 @@ class Document(NamedTuple):
     content: Content
     place: Place
 
+    @property
+    def size(self) -> int:
+        """Characters, or token ids where there is no text."""
+        match self.content:
+            case Prompted(prompt, completion):
+                return len(prompt) + len(completion)
+            case Conversation(messages):
+                return sum(len(message.get("content") or "") for message in messages)
+            case content:
+                return len(content)
+
 
 def make_document(value: Value, place: Place, file_index: int, options: PlanOptions) -> Document:
     """Return the document that a reader's value is. Raises UsageError naming the place and what was expected."""
@@ -128,8 +139,9 @@ def _label(row: Mapping[str, Any], field: str, place: Place) -> str:
 def _messages(row: Mapping[str, Any], field: str, place: Place) -> list[dict[str, Any]]:
     value = _field(row, field, place)
     if not isinstance(value, list) or not value:
+        found = "an empty one" if value == [] else _kind(value)
         raise UsageError(
-            f"{place}: expected a list of messages in field {field!r}, found {_kind(value)}; mend this row"
+            f"{place}: expected a list of messages in field {field!r}, found {found}; mend or drop this row"
         )
     for index, message in enumerate(value, 1):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):

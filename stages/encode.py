@@ -3,18 +3,23 @@
 Shape legend: N source tokens of a document.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from everplex.stages.documents import Document
-from everplex.stages.protocols import Protocol
+from everplex.stages.documents import Conversation, Document, Place, Prompted
+from everplex.stages.masked import scored_messages, scored_of_chats, split_prompt
+from everplex.stages.plan_options import PlanOptions
+from everplex.stages.protocols import Protocol, TokenizerFacts, choose_protocol
 from everplex.stages.records import Counts
-from everplex.stages.tokenize import Tokenizer
+from everplex.stages.tokenize import Tokenizer, load_tokenizer
+from everplex.storage.codec import canonical_json, sha256_hex
+from everplex.storage.errors import UsageError
 
-__all__ = ["Encoded", "count_text", "encode_documents", "encode_texts"]
+__all__ = ["Encoded", "Encoder", "count_text"]
 
 
 _EMPTY = np.zeros(0, dtype=np.int32)
@@ -36,23 +41,100 @@ def count_text(text: str) -> Counts:
     return Counts(documents=1, bytes=len(text.encode()), characters=len(text), words=words + edges or 1)
 
 
-def encode_documents(documents: Sequence[Document], tokenizer: Tokenizer, protocol: Protocol) -> list[Encoded]:
-    """Tokenise documents by the protocol's policy; texts that it joins are only counted."""
-    texts = [document.content for document in documents if isinstance(document.content, str)]
-    if protocol.join == "text":
-        return [Encoded(_EMPTY, None, count_text(text)) for text in texts]
-    encoded = encode_texts(texts, tokenizer, protocol)
-    return [Encoded(tokens_N, None, count_text(text)) for tokens_N, text in zip(encoded, texts, strict=True)]
+class Encoder:
+    """Tokenizer and protocol, chosen once: gives every document as the cut wants it."""
+
+    def __init__(self, options: PlanOptions) -> None:
+        self._tokenizer = load_tokenizer(
+            options.tokenizer, options.revision, trust_remote_code=options.trust_remote_code
+        )
+        self._loss_on = options.loss_on
+        self.protocol = choose_protocol(options, TokenizerFacts(self._tokenizer.max_length, self._tokenizer.adds_bos))
+        self.prefix_id = _choose_prefix(options, self.protocol, self._tokenizer)
+        self.tokenizer_spec = self._tokenizer.with_prefix(self.prefix_id)
+        if options.content == "messages":
+            digest = sha256_hex(canonical_json([self.tokenizer_spec.digest, self._tokenizer.chat_template]))
+            self.tokenizer_spec = msgspec.structs.replace(self.tokenizer_spec, digest=digest)
+
+    def encode(self, documents: Sequence[Document]) -> list[Encoded]:
+        """Tokenise documents by the protocol's policy; texts that it joins are only counted.
+
+        Raises UsageError naming the document that cannot be.
+        """
+        contents = [document.content for document in documents]
+        texts = self._texts([content for content in contents if isinstance(content, str)])
+        pairs = self._pairs([content for content in contents if isinstance(content, Prompted)])
+        chats = self._chats([document for document in documents if isinstance(document.content, Conversation)])
+        encoded = []
+        for document in documents:
+            match document.content:
+                case str():
+                    encoded.append(next(texts))
+                case Prompted():
+                    encoded.append(next(pairs))
+                case Conversation():
+                    encoded.append(next(chats))
+                case tokens:
+                    encoded.append(self._check_tokens(tokens, document.place))
+        return encoded
+
+    def encode_texts(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """Token ids of whole texts, with the special tokens of the protocol's policy."""
+        tokenizer, parse_special = self._tokenizer, self.protocol.parse_special
+        match self.protocol.special_tokens:
+            case "default":
+                batch = tokenizer.encode_by_default(texts)
+            case "bos":
+                bos = [tokenizer.bos_id] if tokenizer.bos_id is not None and tokenizer.adds_bos else []
+                batch = [bos + ids for ids in tokenizer.encode_batch(texts, parse_special=parse_special)]
+            case "none":
+                batch = tokenizer.encode_batch(texts, parse_special=parse_special)
+        return [np.array(ids, dtype=np.int32) for ids in batch]
+
+    def _texts(self, texts: Sequence[str]) -> Iterator[Encoded]:
+        if self.protocol.join == "text":
+            return (Encoded(_EMPTY, None, count_text(text)) for text in texts)
+        encoded = self.encode_texts(texts)
+        return (Encoded(tokens_N, None, count_text(text)) for tokens_N, text in zip(encoded, texts, strict=True))
+
+    def _pairs(self, pairs: Sequence[Prompted]) -> Iterator[Encoded]:
+        """Yield whole texts, scored behind as many tokens as the prompt alone has, which is lm-eval's way."""
+        texts = [split_prompt(pair) for pair in pairs]
+        prompts = self.encode_texts([prompt for prompt, _ in texts])
+        wholes = self.encode_texts([whole for _, whole in texts])
+        for pair, prompt_N, whole_N in zip(pairs, prompts, wholes, strict=True):
+            yield Encoded(whole_N, np.arange(len(whole_N)) >= len(prompt_N), count_text(pair.completion))
+
+    def _chats(self, documents: Sequence[Document]) -> Iterator[Encoded]:
+        chats = [
+            (document.content, document.place) for document in documents if isinstance(document.content, Conversation)
+        ]
+        encoded = scored_of_chats(chats, self._tokenizer, self._loss_on, self.prefix_id)
+        for (chat, _), (tokens_N, scored_N) in zip(chats, encoded, strict=True):
+            texts = [chat.messages[index].get("content") or "" for index in scored_messages(chat, self._loss_on)]
+            counts = msgspec.structs.replace(sum(map(count_text, texts), Counts()), documents=1)
+            yield Encoded(tokens_N, scored_N, counts)
+
+    def _check_tokens(self, tokens: NDArray[np.integer[Any]], place: Place) -> Encoded:
+        """Return token ids that came without a text, so without denominators."""
+        vocab_size = self.tokenizer_spec.vocab_size
+        wrong = np.flatnonzero((tokens < 0) | (tokens >= vocab_size))
+        if len(wrong):
+            raise UsageError(
+                f"{place}: token {wrong[0]} has the id {tokens[wrong[0]]}, beyond the vocabulary of {vocab_size} tokens"
+                "; check --tokenizer and --token-dtype"
+            )
+        return Encoded(tokens.astype(np.int32), None, Counts(documents=1))
 
 
-def encode_texts(texts: Sequence[str], tokenizer: Tokenizer, protocol: Protocol) -> list[NDArray[np.int32]]:
-    """Token ids of whole texts, with the special tokens of the protocol's policy."""
-    match protocol.special_tokens:
-        case "default":
-            batch = tokenizer.encode_by_default(texts)
-        case "bos":
-            bos = [tokenizer.bos_id] if tokenizer.bos_id is not None and tokenizer.adds_bos else []
-            batch = [bos + ids for ids in tokenizer.encode_batch(texts, parse_special=protocol.parse_special)]
-        case "none":
-            batch = tokenizer.encode_batch(texts, parse_special=protocol.parse_special)
-    return [np.array(ids, dtype=np.int32) for ids in batch]
+def _choose_prefix(options: PlanOptions, protocol: Protocol, tokenizer: Tokenizer) -> int | None:
+    if protocol.prefix == "none":
+        if options.prefix_id is not None:
+            raise UsageError(f"--prefix-id means nothing to the protocol {options.protocol}; leave it out")
+        return None
+    if options.prefix_id is not None:
+        return options.prefix_id
+    prefix_id = tokenizer.eos_id if protocol.prefix == "eos" else tokenizer.spec.prefix_id
+    if prefix_id is None:
+        raise UsageError(f"{options.tokenizer}: the tokenizer has no token to put in front of a text; give --prefix-id")
+    return prefix_id

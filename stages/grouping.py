@@ -14,12 +14,10 @@ from everplex.stages.bundle import Bundle, Bundler, WindowRow, cut_row, make_row
 from everplex.stages.chunk import encode_chunk
 from everplex.stages.cuts import Window, cut_packed
 from everplex.stages.documents import Document
-from everplex.stages.encode import Encoded, encode_texts
+from everplex.stages.encode import Encoded, Encoder
 from everplex.stages.layout import chunk_id, chunk_key, documents_key, group_key
 from everplex.stages.plan_options import PlanOptions
-from everplex.stages.protocols import Protocol
 from everplex.stages.records import Counts, DocumentRow, GroupSpec
-from everplex.stages.tokenize import Tokenizer
 from everplex.storage.codec import compress, sha256_hex
 from everplex.storage.errors import UsageError
 
@@ -48,12 +46,12 @@ class ChunkRow(NamedTuple):
 class GroupPlan(ABC):
     """Takes the documents of one group in corpus order and gives the objects that are ready to be created."""
 
-    def __init__(self, name: str, options: PlanOptions, protocol: Protocol, prefix_id: int | None) -> None:
+    def __init__(self, name: str, options: PlanOptions, encoder: Encoder) -> None:
         self.chunks: list[ChunkRow] = []
         self._name = name
         self._key = group_key(name)
-        self._protocol = protocol
-        self._prefix_id = prefix_id
+        self._protocol = encoder.protocol
+        self._prefix_id = encoder.prefix_id
         self._hash_ids = options.hash_ids
         self._bundler = Bundler(options.chunk_tokens)
         self._num_documents = 0
@@ -138,8 +136,8 @@ class _DocumentGroup(GroupPlan):
 class _PackedGroup(GroupPlan):
     """Documents after their prefix tokens are one stream of tokens; the window is the sampling unit."""
 
-    def __init__(self, name: str, options: PlanOptions, protocol: Protocol, prefix_id: int | None) -> None:
-        super().__init__(name, options, protocol, prefix_id)
+    def __init__(self, name: str, options: PlanOptions, encoder: Encoder) -> None:
+        super().__init__(name, options, encoder)
         self._tokens = [np.zeros(0, dtype=np.int32)]
         self._scored = [np.zeros(0, dtype=np.bool_)]
         self._num_waiting = 0
@@ -195,11 +193,9 @@ class _PackedGroup(GroupPlan):
 class _TextGroup(GroupPlan):
     """The texts of the group are one text, tokenised as a whole, so held in memory; the window is the sampling unit."""
 
-    def __init__(
-        self, name: str, options: PlanOptions, protocol: Protocol, prefix_id: int | None, tokenizer: Tokenizer
-    ) -> None:
-        super().__init__(name, options, protocol, prefix_id)
-        self._tokenizer = tokenizer
+    def __init__(self, name: str, options: PlanOptions, encoder: Encoder) -> None:
+        super().__init__(name, options, encoder)
+        self._encoder = encoder
         self._counts = Counts()
         self._texts: list[str] = []
 
@@ -227,7 +223,7 @@ class _TextGroup(GroupPlan):
         self._texts = []
         if self._protocol.drop_final_newline:
             text = text.removesuffix("\n")
-        (tokens_N,) = encode_texts([text], self._tokenizer, self._protocol)
+        (tokens_N,) = self._encoder.encode_texts([text])
         spec, least = self._protocol.spec, self._protocol.min_tokens
         if len(tokens_N) < least:
             raise UsageError(
@@ -237,12 +233,10 @@ class _TextGroup(GroupPlan):
         return tokens_N
 
 
-def make_group(
-    name: str, options: PlanOptions, protocol: Protocol, prefix_id: int | None, tokenizer: Tokenizer
-) -> GroupPlan:
+def make_group(name: str, options: PlanOptions, encoder: Encoder) -> GroupPlan:
     """Return the plan of a group, empty as yet, that joins documents as the protocol says."""
-    if protocol.join == "text":
-        return _TextGroup(name, options, protocol, prefix_id, tokenizer)
-    if protocol.spec.unit == "window":
-        return _PackedGroup(name, options, protocol, prefix_id)
-    return _DocumentGroup(name, options, protocol, prefix_id)
+    if encoder.protocol.join == "text":
+        return _TextGroup(name, options, encoder)
+    if encoder.protocol.spec.unit == "window":
+        return _PackedGroup(name, options, encoder)
+    return _DocumentGroup(name, options, encoder)

@@ -12,13 +12,11 @@ import msgspec
 
 from everplex.stages.corpus import Corpus, current_spec
 from everplex.stages.documents import Document
-from everplex.stages.encode import encode_documents
+from everplex.stages.encode import Encoder
 from everplex.stages.grouping import ChunkRow, GroupPlan, Output, make_group
 from everplex.stages.plan_options import PlanOptions
-from everplex.stages.protocols import Protocol, TokenizerFacts, choose_protocol
-from everplex.stages.records import ChunkTable, Plan, TokenizerSpec
+from everplex.stages.records import ChunkTable, Plan
 from everplex.stages.stored import compare_plans, save_plan
-from everplex.stages.tokenize import Tokenizer, load_tokenizer
 from everplex.storage.errors import IncompleteError, ObjectExistsError, UsageError
 from everplex.storage.store import Store
 
@@ -52,7 +50,7 @@ def make_plan(
     Raises UsageError for what cannot be read or planned, IdentityMismatch where the store has the plan of something
     else, and IncompleteError when `stop` says so; none of them leaves a plan behind.
     """
-    tokenizer, protocol, tokenizer_spec = _choices(options)
+    encoder = _encoder(options)
     corpus = Corpus(options)
     groups: dict[str, GroupPlan] = {}
     num_documents = 0
@@ -60,11 +58,9 @@ def make_plan(
         for batch in _batches(corpus.documents()):
             if stop is not None and stop():
                 raise IncompleteError(f"planning stopped after {num_documents} documents; run the same command again")
-            for document, encoded in zip(batch, encode_documents(batch, tokenizer, protocol), strict=True):
+            for document, encoded in zip(batch, encoder.encode(batch), strict=True):
                 if document.group not in groups:
-                    groups[document.group] = make_group(
-                        document.group, options, protocol, tokenizer_spec.prefix_id, tokenizer
-                    )
+                    groups[document.group] = make_group(document.group, options, encoder)
                 for output in groups[document.group].add(document, encoded):
                     uploads.submit(output)
             num_documents += len(batch)
@@ -74,9 +70,9 @@ def make_plan(
             for output in group.finish():
                 uploads.submit(output)
     plan = Plan(
-        protocol=protocol.spec,
+        protocol=encoder.protocol.spec,
         corpus=corpus.spec(),
-        tokenizer=tokenizer_spec,
+        tokenizer=encoder.tokenizer_spec,
         chunk_tokens=options.chunk_tokens,
         groups=[group.spec() for group in groups.values()],
         chunks=_chunk_table([group.chunks for group in groups.values()]),
@@ -84,7 +80,7 @@ def make_plan(
     if not plan.chunks.content:
         raise UsageError(
             f"nothing to score: {num_documents} documents in {', '.join(options.data)} give no scored token "
-            f"with the protocol {protocol.spec.name} and a context of {protocol.spec.context}"
+            f"with the protocol {plan.protocol.name} and a context of {plan.protocol.context}"
         )
     return save_plan(store, plan)
 
@@ -94,31 +90,21 @@ def check_plan(stored: Plan, options: PlanOptions, *, verify_data: bool = False)
 
     Files of the same place, size and time as before are taken to be the same; `verify_data` reads them all.
     """
-    _, protocol, tokenizer_spec = _choices(options)
+    encoder = _encoder(options)
     given = msgspec.structs.replace(
         stored,
-        protocol=protocol.spec,
+        protocol=encoder.protocol.spec,
         corpus=current_spec(options, stored.corpus, verify_data=verify_data),
-        tokenizer=tokenizer_spec,
+        tokenizer=encoder.tokenizer_spec,
         chunk_tokens=options.chunk_tokens,
     )
     compare_plans(stored, given)
 
 
-def _choices(options: PlanOptions) -> tuple[Tokenizer, Protocol, TokenizerSpec]:
+def _encoder(options: PlanOptions) -> Encoder:
     if options.chunk_tokens < 1:
         raise UsageError(f"--chunk-tokens: expected at least 1, found {options.chunk_tokens}")
-    tokenizer = load_tokenizer(options.tokenizer, options.revision, trust_remote_code=options.trust_remote_code)
-    protocol = choose_protocol(options, TokenizerFacts(tokenizer.max_length, tokenizer.adds_bos))
-    if protocol.prefix == "none":
-        if options.prefix_id is not None:
-            raise UsageError(f"--prefix-id means nothing to the protocol {options.protocol}; leave it out")
-        return tokenizer, protocol, tokenizer.with_prefix(None)
-    default = tokenizer.eos_id if protocol.prefix == "eos" else tokenizer.spec.prefix_id
-    prefix_id = default if options.prefix_id is None else options.prefix_id
-    if prefix_id is None:
-        raise UsageError(f"{options.tokenizer}: the tokenizer has no token to put in front of a text; give --prefix-id")
-    return tokenizer, protocol, tokenizer.with_prefix(prefix_id)
+    return Encoder(options)
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
@@ -127,7 +113,7 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
     num_characters = 0
     for document in documents:
         batch.append(document)
-        num_characters += len(document.content)
+        num_characters += document.size
         if len(batch) == _BATCH_DOCUMENTS or num_characters >= _BATCH_CHARACTERS:
             yield batch
             batch, num_characters = [], 0

@@ -1,9 +1,11 @@
 """Window protocols: how published tools turn text into forward passes. Each is a join, a token policy and a cut."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple
+
+import msgspec
 
 from everplex.stages.cuts import (
     Window,
@@ -215,6 +217,9 @@ def _check_stride(stride: int, context: int) -> None:
         raise UsageError(f"--stride: expected 1 to {context} (the context), found {stride}")
 
 
+_TURNS = {"assistant": "the assistant's turns", "last": "the last assistant turn", "all": "the rendered chat"}
+
+
 class Family(NamedTuple):
     """A protocol before its choices: how it is made, and its own context length where it has one."""
 
@@ -260,4 +265,19 @@ def choose_protocol(options: PlanOptions, facts: TokenizerFacts) -> Protocol:
         raise UsageError("the tokenizer does not say how long a context the model takes; give --context")
     if context < 2:
         raise UsageError(f"--context: expected at least 2, found {context}")
-    return family.make(Choice(context, options, facts))
+    return _with_content(family.make(Choice(context, options, facts)), options)
+
+
+def _with_content(protocol: Protocol, options: PlanOptions) -> Protocol:
+    """Say in the label which part of a document is scored; a chat's scored tokens are not those of its text alone."""
+    if options.content == "text":
+        return protocol
+    if protocol.join == "text":
+        raise UsageError(f"the protocol {options.protocol} joins plain texts; use another for {options.content}")
+    part = "the completion" if options.content == "completion" else _TURNS[options.loss_on]
+    spec = msgspec.structs.replace(
+        protocol.spec,
+        label=f"{protocol.spec.label}; of each document, {part} alone",
+        complete=protocol.spec.complete and options.content == "completion",
+    )
+    return replace(protocol, spec=spec)

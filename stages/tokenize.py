@@ -5,15 +5,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from jinja2 import TemplateError
 
 from everplex.stages.records import TokenizerSpec
 from everplex.storage.codec import canonical_json, sha256_hex
 from everplex.storage.errors import UsageError
 
-__all__ = ["Tokenizer", "load_tokenizer"]
+__all__ = ["ChatTemplateError", "Tokenizer", "load_tokenizer"]
 
 _NO_LENGTH = 1_000_000
 """Tokenizers that know no length say a huge one."""
+
+
+class ChatTemplateError(Exception):
+    """A chat that the template cannot render, or not in a way that tells its turns apart."""
 
 
 class Tokenizer:
@@ -89,6 +94,30 @@ class Tokenizer:
                 if text.startswith(self._prefix_text):
                     (encoded[index],) = self.encode_batch([text])
         return encoded
+
+    def encode_with_starts(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+        """Token ids of every text, and at which character each token begins; nothing is added."""
+        self._backend.encode_special_tokens = self._hf.split_special_tokens
+        encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
+        return [(encoding.ids, [start for start, _ in encoding.offsets]) for encoding in encodings]
+
+    def render(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = False) -> str:
+        """Text of a chat by the tokenizer's template. Raises ChatTemplateError where it fails."""
+        if not self.chat_template:
+            raise ChatTemplateError(f"the tokenizer {self.spec.name} has no chat template; use another --tokenizer")
+        try:
+            text: str = self._hf.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ChatTemplateError(f"the chat template of {self.spec.name} fails on this chat ({reason})") from error
+        return text
+
+    @property
+    def chat_template(self) -> Any:
+        """Source of the chat template, if there is one."""
+        return self._hf.chat_template
 
     def _digest(self) -> str:
         identity = [self._backend.to_str(), self._hf.bos_token_id, self._hf.eos_token_id, self._hf.split_special_tokens]
