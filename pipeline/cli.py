@@ -11,7 +11,9 @@ import typer
 from typer.exceptions import TyperException
 
 from everplex import api
-from everplex.settings import CORPUS, MACHINE, MODEL, RUN, Settings, load_toml, option_hints
+from everplex.settings import CORPUS, MACHINE, MODEL, RUN, Settings, load_toml, make_settings, option_hints
+from everplex.stages.report import plan_facts, plan_report, text_report
+from everplex.stages.summary import Summary
 from everplex.storage.errors import EverplexError
 
 app = typer.Typer(
@@ -81,7 +83,7 @@ def _command(name: str, panels: set[str], *more: str) -> Callable[[Callable[[Set
         def command(ctx: typer.Context, **values: Any) -> None:
             config, as_json = values.pop("config"), values.pop("as_json")
             given = {name: value for name, value in values.items() if _on_command_line(ctx, name)}
-            function(api.make_settings((load_toml(config) if config else {}) | given), as_json)
+            function(make_settings((load_toml(config) if config else {}) | given), as_json)
 
         defaults = msgspec.structs.asdict(Settings())
         annotations = {"ctx": typer.Context, **hints, "config": Config, "as_json": Json}
@@ -96,7 +98,7 @@ def _command(name: str, panels: set[str], *more: str) -> Callable[[Callable[[Set
         ]
         command.__doc__ = function.__doc__
         command.__annotations__ = annotations
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] - typer reads it
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         app.command(name)(command)
 
     return register
@@ -110,35 +112,39 @@ def _on_command_line(ctx: typer.Context, name: str) -> bool:
 @_command("run", {CORPUS, MODEL, MACHINE, RUN}, "data")
 def _run(settings: Settings, as_json: bool) -> None:
     """Plan, evaluate, reduce and report. Run the same command again to resume."""
-    if settings.dry_run:
-        estimate = api.dry_run_settings(settings)
-        _print_json(estimate) if as_json else typer.echo(estimate.text())
-        return
-    summary = api.run_settings(settings)
-    _print_json(summary) if as_json else typer.echo(api.result_text(summary, settings))
+    _print_summary(api.run_settings(settings), str(settings.out), as_json)
 
 
 @_command("plan", {CORPUS}, "data", "out", "model", "revision", "trust_remote_code", "store_option", "grace_seconds")
 def _plan(settings: Settings, as_json: bool) -> None:
     """Read the corpus and write the plan: windows in chunks. Needs no model."""
     plan = api.plan_settings(settings)
-    _print_json(api.plan_facts(plan)) if as_json else typer.echo(api.plan_text(plan, settings))
+    if as_json:
+        _print_json(plan_facts(plan))
+    else:
+        typer.echo(plan_report(plan, str(settings.out)), nl=False)
 
 
 @_command("evaluate", {MODEL, MACHINE, RUN}, "plan", "groups")
 def _evaluate(settings: Settings, as_json: bool) -> None:
     """Evaluate what is missing of a planned run, as one rank or one worker of a pool."""
-    summary = api.evaluate_settings(settings)
-    _print_json(summary) if as_json else typer.echo(api.coverage_text(summary))
+    _print_summary(api.evaluate_settings(settings), str(settings.out), as_json)
 
 
 @app.command("reduce")
 def _reduce(
     out: Out,
-    partial: Annotated[bool, typer.Option(help="Give the numbers of what is recorded so far.")] = False,
+    partial: Annotated[bool, typer.Option("--partial", help="Give the numbers of what is recorded so far.")] = False,
     as_json: Json = False,
     store_option: StoreOption = None,
 ) -> None:
     """Merge what all machines recorded, from anywhere, without a model."""
     summary = api.reduce(out, partial=partial, store_option=store_option)
-    _print_json(summary) if as_json else typer.echo(api.summary_text(summary))
+    _print_summary(summary, out, as_json)
+
+
+def _print_summary(summary: Summary, out: str, as_json: bool) -> None:
+    if as_json:
+        _print_json(summary)
+    else:
+        typer.echo(text_report(summary) + f"\nresults: {out}/summary.json")

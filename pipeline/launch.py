@@ -11,7 +11,10 @@ import sys
 import uuid
 from typing import Any
 
+import msgspec
+
 from everplex.settings import Settings, make_settings
+from everplex.stages.threads import default_threads
 from everplex.storage.errors import EverplexError, IncompleteError
 
 _UNEXPECTED = 1
@@ -25,12 +28,13 @@ def worst_exit_code(codes: list[int]) -> int:
     )
 
 
-def launch_ranks(settings: Settings, options: dict[str, Any], threads: int) -> int:
-    """Evaluate with `settings.nproc` local ranks, each with `threads` threads; returns the worst of their exit codes."""
-    from torch.distributed.elastic.multiprocessing import SignalException  # noqa: PLC0415 - torch only where ranks start
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # noqa: PLC0415
+def launch_ranks(settings: Settings) -> int:
+    """Evaluate a planned run with `settings.nproc` local ranks; returns the worst of their exit codes."""
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    threads = settings.threads or default_threads(settings.nproc)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     config = LaunchConfig(
@@ -45,7 +49,7 @@ def launch_ranks(settings: Settings, options: dict[str, Any], threads: int) -> i
         signals_to_handle="SIGTERM,SIGINT,SIGUSR1",
         shutdown_timeout=int(settings.grace_seconds) + 5,
     )
-    per_rank = {**options, "nproc": 1, "threads": threads}
+    per_rank = msgspec.structs.asdict(settings) | {"data": None, "nproc": 1, "threads": threads}
     try:
         codes = elastic_launch(config, rank_main)(per_rank, os.getpid())
     except SignalException:
@@ -59,11 +63,11 @@ def launch_ranks(settings: Settings, options: dict[str, Any], threads: int) -> i
 
 
 def rank_main(options: dict[str, Any], launcher: int) -> int:
-    """Be one local rank; returns the exit code."""
-    from everplex.worker import run_worker  # noqa: PLC0415 - this function is imported in a fresh process
+    """Be one local rank, in a fresh process; returns the exit code."""
+    from everplex.api import evaluate_settings
 
     try:
-        run_worker(make_settings(options), launcher=launcher)
+        evaluate_settings(make_settings(options), launcher=launcher)
     except EverplexError as error:
         sys.stderr.write(f"everplex: rank {os.environ['RANK']}: {error}\n")
         return error.exit_code

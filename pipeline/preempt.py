@@ -31,7 +31,7 @@ class Stop:
         self._clock = clock
         self._deadline = float("inf")
         self._lock = threading.Lock()
-        self._last_resort: Callable[[float], None] = lambda _seconds: None
+        self._last_resort: Callable[[float], object] = lambda _seconds: None
 
     def __bool__(self) -> bool:
         return self.event.is_set()
@@ -52,7 +52,7 @@ class Stop:
         """Whether the main thread should have left by now."""
         return self._clock() > self._deadline - _MARGIN_SECONDS
 
-    def on_last_resort(self, save: Callable[[float], None]) -> None:
+    def on_last_resort(self, save: Callable[[float], object]) -> None:
         """Set what a watchdog calls, with the seconds it has, when the main thread did not come back in time."""
         self._last_resort = save
 
@@ -68,34 +68,45 @@ class Stop:
 
 
 @contextlib.contextmanager
-def watch(stop: Stop, max_seconds: float | None = None, launcher: int | None = None) -> Iterator[None]:
-    """Turn signals, `max_seconds` and the death of the process `launcher` into `stop`, for the main thread's block.
+def watch(
+    stop: Stop, *, max_seconds: float | None = None, launcher: int | None = None, own_process: bool = True
+) -> Iterator[None]:
+    """Turn signals, `max_seconds` and the death of the process `launcher` into `stop` while the block runs.
 
-    From the stop on, the block has the grace budget; then the process ends with exit code 75.
+    From the stop on, the block has the grace budget; then the process ends with exit code 75. Where the process is not
+    `own_process`, as in a notebook, signals are left alone and the process is never ended.
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     left = threading.Event()
-    previous = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
-    old_fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    watchdog = threading.Thread(
-        target=_watchdog, args=(stop, reader, left, max_seconds, launcher), name="everplex-watchdog", daemon=True
-    )
-    watchdog.start()
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(reader.close)
+        watchdog = threading.Thread(
+            target=_watchdog,
+            args=(stop, reader, left),
+            kwargs={"max_seconds": max_seconds, "launcher": launcher, "own_process": own_process},
+            name="everplex-watchdog",
+            daemon=True,
+        )
+        stack.callback(watchdog.join)
+        stack.callback(writer.close)
+        if own_process:
+            for number in SIGNALS:
+                stack.callback(signal.signal, number, signal.signal(number, lambda *_: None))
+            stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False))
+        stack.callback(left.set)
+        watchdog.start()
         yield
-    finally:
-        left.set()
-        signal.set_wakeup_fd(old_fd)
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-        writer.close()
-        watchdog.join()
-        reader.close()
 
 
 def _watchdog(
-    stop: Stop, reader: socket.socket, left: threading.Event, max_seconds: float | None, launcher: int | None
+    stop: Stop,
+    reader: socket.socket,
+    left: threading.Event,
+    *,
+    max_seconds: float | None,
+    launcher: int | None,
+    own_process: bool,
 ) -> None:
     started = time.monotonic()
     reader.settimeout(0.2)
@@ -108,7 +119,7 @@ def _watchdog(
             stop.set(f"--max-seconds {max_seconds:g} reached")
         if launcher is not None and os.getppid() != launcher:
             stop.set("the launcher is gone")
-        if stop.is_overdue() and not left.is_set():
+        if own_process and stop.is_overdue() and not left.is_set():
             stop.last_resort()
         if received == b"":
             return

@@ -4,6 +4,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 
 from rich.console import Console
 from rich.live import Live
@@ -51,31 +52,38 @@ class Progress:
 
 
 class EvaluationProgress:
-    """Counts evaluated chunks and words the line about them: running perplexity, tokens per second, time left."""
+    """Words the line about evaluated chunks: how many, running perplexity, tokens per second, time left."""
 
-    def __init__(
-        self, progress: Progress, chunks: int, tokens: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, progress: Progress, tokens: dict[str, int], clock: Callable[[], float] = time.monotonic) -> None:
+        """`tokens` gives the scored tokens of every chunk."""
         self._progress = progress
-        self._chunks = chunks
         self._tokens = tokens
         self._clock = clock
         self._started = clock()
-        self._evaluated = 0
+        self._known: set[str] = set()
+        self._left_tokens = sum(tokens.values())
+        self._num_tokens = 0
         self._nll = 0.0
 
-    def update(self, *, tokens: int, nll: float | None, recorded_chunks: int, recorded_tokens: int) -> None:
-        """Add one evaluated chunk; `recorded_…` is what all workers are known to have recorded."""
-        self._evaluated += tokens
+    def recorded(self, chunks: AbstractSet[str]) -> None:
+        """Take note of a listing of what all workers have recorded."""
+        self._note(chunks - self._known)
+
+    def evaluated(self, chunk: str, nll: float | None) -> None:
+        """Add one chunk that was evaluated here, with its loss in nats, and show the line."""
+        self._note({chunk} - self._known)
+        self._num_tokens += self._tokens[chunk]
         self._nll += nll or 0.0
-        seconds = max(self._clock() - self._started, 1e-9)
-        speed = self._evaluated / seconds
-        left = max(self._tokens - recorded_tokens, 0) / speed if speed else math.inf
-        perplexity = math.exp(min(self._nll / self._evaluated, 700.0)) if self._evaluated else math.nan
+        speed = self._num_tokens / max(self._clock() - self._started, 1e-9)
+        perplexity = math.exp(min(self._nll / max(self._num_tokens, 1), 700.0))
         self._progress.show(
-            f"{recorded_chunks}/{self._chunks} chunks, perplexity {perplexity:.4f} so far here, "
-            f"{speed:,.0f} tokens/s, {format_seconds(left)} left"
+            f"{len(self._known):,}/{len(self._tokens):,} chunks, perplexity {perplexity:.4f} of those evaluated here, "
+            f"{speed:,.0f} tokens/s, {format_seconds(self._left_tokens / max(speed, 1e-9))} left"
         )
+
+    def _note(self, new: AbstractSet[str]) -> None:
+        self._known |= new
+        self._left_tokens -= sum(self._tokens.get(chunk, 0) for chunk in new)
 
 
 def format_seconds(seconds: float) -> str:

@@ -3,12 +3,15 @@
 import difflib
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 import typer
 
+from everplex.stages.plan_options import Content, Format, LossOn, TextDocuments
 from everplex.storage.errors import UsageError
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 CORPUS, MODEL, RUN, MACHINE = "Corpus and protocol", "Model", "Run", "Machine"
 
@@ -34,12 +37,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     id_field: Annotated[str | None, _option(CORPUS, "Field that holds a document's id [default: its position].")] = None
     group_by: Annotated[str | None, _option(CORPUS, "Field whose value is a document's group.")] = None
     groups: Annotated[str | None, _option(CORPUS, "Evaluate these groups only, comma-separated.")] = None
-    text_mode: Annotated[str, _option(CORPUS, "In plain text, a document is a file, a line or a block.")] = "file"
+    format: Annotated[Format, _option(CORPUS, "How to read the files; auto goes by their names.")] = "auto"
+    text_documents: Annotated[TextDocuments, _option(CORPUS, "What a document is in plain text.")] = "file"
+    content: Annotated[Content, _option(CORPUS, "What a document is: text, a chat, a prompt and completion.")] = "text"
+    messages_field: Annotated[str, _option(CORPUS, "Field that holds a chat's messages.")] = "messages"
+    prompt_field: Annotated[str, _option(CORPUS, "Field that holds a prompt.")] = "prompt"
+    completion_field: Annotated[str, _option(CORPUS, "Field that holds a prompt's completion.")] = "completion"
     token_dtype: Annotated[str | None, _option(CORPUS, "Type of the ids in a flat .bin file, such as uint16.")] = None
     limit_documents: Annotated[int | None, _option(CORPUS, "Take the first N documents.", min=1)] = None
     sample_documents: Annotated[int | None, _option(CORPUS, "Take N documents at random (see --seed).", min=1)] = None
     seed: Annotated[int, _option(CORPUS, "Seed of --sample-documents.")] = 0
-    loss_on: Annotated[str, _option(CORPUS, "In conversations, score assistant, last or all turns.")] = "assistant"
+    loss_on: Annotated[LossOn, _option(CORPUS, "Which turns of a chat are scored.")] = "assistant"
     hash_ids: Annotated[bool, _option(CORPUS, "Store digests of document ids instead of the ids.")] = False
     verify_data: Annotated[bool, _option(CORPUS, "On resume, read the whole corpus again.")] = False
     protocol: Annotated[
@@ -55,12 +63,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         bool, _option(CORPUS, "With hf-stride, also give the number that the published snippet prints.")
     ] = False
     document_mask: Annotated[bool, _option(CORPUS, "With packed, hide a window's documents from each other.")] = False
+    prefix_id: Annotated[
+        int | None, _option(CORPUS, "Token in front of a document [default: the tokenizer's BOS, or else EOS].", min=0)
+    ] = None
     chunk_tokens: Annotated[int, _option(CORPUS, "Tokens of the unit of work and of persistence.", min=1)] = 8192
     plan: Annotated[str | None, _option(CORPUS, "Folder or URL of a plan to share, made by `everplex plan`.")] = None
     tokenizer: Annotated[str | None, _option(CORPUS, "Tokenizer folder or hub id [default: the model's].")] = None
 
     revision: Annotated[str | None, _option(MODEL, "Revision of a hub id.")] = None
-    dtype: Annotated[str, _option(MODEL, "float32, bfloat16, float16, or auto for the checkpoint's.")] = "auto"
+    dtype: Annotated[Dtype, _option(MODEL, "Type of the weights; auto is the checkpoint's.")] = "auto"
     attention: Annotated[str | None, _option(MODEL, "Attention implementation, such as sdpa or eager.")] = None
     compile: Annotated[bool, _option(MODEL, "Compile the model with torch.compile.")] = False
     trust_remote_code: Annotated[bool, _option(MODEL, "Run code that comes with a model.")] = False

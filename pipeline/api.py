@@ -1,0 +1,142 @@
+"""The public Python functions: the same stages and options as the command line, with typed results.
+
+Each takes the options of `everplex.settings.Settings` as keyword arguments, raises the errors of
+`everplex.storage.errors` and prints nothing but progress, on stderr.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from everplex.conclude import Merge, conclude, demand_complete
+from everplex.launch import launch_ranks
+from everplex.opening import OpenRun, open_out, open_run
+from everplex.planning import make_stored_plan, plan_options
+from everplex.preempt import Stop, watch
+from everplex.progress import Progress
+from everplex.settings import Settings, make_settings
+from everplex.stages.records import Plan
+from everplex.stages.stored import load_plan, load_run
+from everplex.stages.summary import Summary
+from everplex.storage.errors import IncompleteError, ObjectNotFoundError, UsageError
+from everplex.storage.store import Store
+from everplex.worker import work_on
+
+
+def run(data: str | list[str], *, model: str, out: str, **options: Any) -> Summary:
+    """Plan, evaluate and reduce; the same call again resumes. Returns the sealed summary.
+
+    Raises UsageError, IncompleteError (call again) or IntegrityError.
+    """
+    settings = make_settings({"data": _listed(data), "model": model, "out": out, **options})
+    return run_settings(settings, own_process=False)
+
+
+def plan(data: str | list[str], *, tokenizer: str, out: str, **options: Any) -> Plan:
+    """Read a corpus and write the plan of a run. Returns the stored plan."""
+    settings = make_settings({"data": _listed(data), "tokenizer": tokenizer, "out": out, **options})
+    return plan_settings(settings, own_process=False)
+
+
+def evaluate(*, model: str, out: str, **options: Any) -> Summary:
+    """Evaluate what is missing of a planned run. Returns the summary of what is recorded then."""
+    settings = make_settings({"model": model, "out": out, **options})
+    return evaluate_settings(settings, own_process=False)
+
+
+def reduce(out: str, *, partial: bool = False, store_option: list[str] | None = None) -> Summary:
+    """Merge what all machines recorded.
+
+    Raises IncompleteError where chunks are missing, unless `partial`, and IntegrityError for what evaluating again does
+    not cure.
+    """
+    settings = make_settings({"out": out, "store_option": store_option})
+    return reduce_settings(settings, partial=partial)
+
+
+def _listed(data: str | list[str]) -> list[str]:
+    return [data] if isinstance(data, str) else list(data)
+
+
+def plan_settings(settings: Settings, *, own_process: bool = True) -> Plan:
+    """Do what `plan` does; in its own process, signals stop it politely."""
+    settings.need("data", "out")
+    stop = Stop(settings.grace_seconds)
+    with _progress() as progress, watch(stop, own_process=own_process):
+        store = open_out(settings, stop=stop)
+        try:
+            stored = load_plan(store)
+        except ObjectNotFoundError:
+            return make_stored_plan(settings, store, stop, progress)
+        from everplex.stages.plan import check_plan
+
+        check_plan(stored, plan_options(settings), verify_data=settings.verify_data)
+        return stored
+
+
+def run_settings(settings: Settings, *, own_process: bool = True) -> Summary:
+    """Do what `run` does; in its own process, signals stop it politely."""
+    settings.need("data", "model", "out")
+    return evaluate_settings(settings, own_process=own_process)
+
+
+def evaluate_settings(settings: Settings, *, own_process: bool = True, launcher: int | None = None) -> Summary:
+    """Do what `evaluate` does, and plan first where there is data; `launcher` is the process that started this rank."""
+    settings.need("model", "out")
+    stop = Stop(settings.grace_seconds)
+    with _progress() as progress:
+        with watch(stop, max_seconds=settings.max_seconds, launcher=launcher, own_process=own_process):
+            run = open_run(settings, stop, progress)
+            if settings.nproc == 1:
+                return _evaluate(run)
+        return _evaluate_by_ranks(run)
+
+
+def _evaluate(run: OpenRun) -> Summary:
+    identity, ledger = work_on(run)
+    summary = conclude(Merge(run.store, run.plan_store, run.plan, identity), run.progress, ledger)
+    if run.selected is None or not ledger.recorded.issuperset(run.selected):
+        demand_complete(summary, str(run.settings.out))
+    return summary
+
+
+def _evaluate_by_ranks(run: OpenRun) -> Summary:
+    """Let local ranks evaluate; the worst of their ends is this one's."""
+    code = launch_ranks(run.settings)
+    identity = run.stored_run()
+    if code == UsageError.exit_code or identity is None:
+        raise UsageError("the ranks could not start; their messages above say why")
+    summary = conclude(Merge(run.store, run.plan_store, run.plan, identity), run.progress)
+    if run.selected is None:
+        demand_complete(summary, str(run.settings.out))
+    if code:
+        raise IncompleteError("a rank ended before its work; run the same command again to continue")
+    return summary
+
+
+def reduce_settings(settings: Settings, *, partial: bool) -> Summary:
+    """Do what `reduce` does."""
+    store = open_out(settings)
+    with _progress() as progress:
+        summary = conclude(_read_run(settings, store), progress)
+    if not partial:
+        demand_complete(summary, str(settings.out))
+    return summary
+
+
+def _read_run(settings: Settings, store: Store) -> Merge:
+    try:
+        run = load_run(store)
+    except ObjectNotFoundError as error:
+        raise UsageError(f"{store.url} holds no run that has started; give the --out of one") from error
+    plan_store = open_out(settings, run.plan_url) if run.plan_url else store
+    return Merge(store, plan_store, load_plan(plan_store), run)
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    progress = Progress()
+    try:
+        yield progress
+    finally:
+        progress.close()

@@ -1,0 +1,72 @@
+"""The end of every command that gives numbers: merge, check the seal or make it, publish the report."""
+
+from typing import NamedTuple
+
+from everplex.progress import Progress
+from everplex.stages.ledger import Ledger
+from everplex.stages.records import Plan, Run
+from everplex.stages.reduce import exit_code, recheck, reduce, seal
+from everplex.stages.summary import Summary
+from everplex.storage.errors import IncompleteError, IntegrityError, ObjectNotFoundError
+from everplex.storage.store import Store
+
+
+class Merge(NamedTuple):
+    """What a merge needs: the store of the run, that of its plan, and what both say they hold."""
+
+    store: Store
+    plan_store: Store
+    plan: Plan
+    run: Run
+
+
+def conclude(merge: Merge, progress: Progress, ledger: Ledger | None = None) -> Summary:
+    """Return the numbers of a run: the sealed ones, checked against the segments they list, or a merge of all there is.
+
+    A complete merge is sealed. Reads the store afresh unless a refreshed `ledger` is given. Raises IntegrityError where
+    the sealed numbers cannot be had again.
+    """
+    store, plan_store, plan, run = merge
+    sealed = _sealed(merge, progress)
+    if sealed is not None:
+        return sealed
+    if ledger is None:
+        ledger = Ledger(store, plan, run.id())
+        ledger.refresh()
+    summary = reduce(plan, run, ledger, plan_store=plan_store)
+    if not summary.complete:
+        return summary
+    try:
+        return seal(store, summary)
+    except IntegrityError:
+        # Somebody sealed other copies of some chunks meanwhile; their numbers stand if they can be had again.
+        sealed = _sealed(merge, progress)
+        if sealed is None:
+            raise
+        return sealed
+
+
+def _sealed(merge: Merge, progress: Progress) -> Summary | None:
+    try:
+        found = recheck(merge.store, merge.plan, merge.run)
+    except ObjectNotFoundError:
+        return None
+    if found.late:
+        progress.say(f"the run is sealed; {len(found.late)} segments are duplicates or came later and do not count")
+    return found.sealed
+
+
+def demand_complete(summary: Summary, out: str) -> None:
+    """Raise IntegrityError or IncompleteError, with what is missing and what to do, unless the summary is complete."""
+    coverage = summary.coverage
+    if exit_code(summary) == IntegrityError.exit_code:
+        raise IntegrityError(
+            f"{out}: {coverage.conflicts} chunks have evaluations that disagree and {coverage.nonfinite} gave a loss "
+            "that is not finite each time; run the same command again on another device, or look at `everplex status`"
+        )
+    if not summary.complete:
+        raise IncompleteError(
+            f"{out}: {coverage.accepted} of {coverage.chunks} chunks are recorded, {coverage.missing} are missing; "
+            "run the same `everplex run` command again to continue, or see the numbers so far with "
+            f"`everplex reduce {out} --partial`"
+        )

@@ -1,0 +1,93 @@
+"""Getting the plan of a run: made here, found in the store, or waited for."""
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from everplex.preempt import Stop
+from everplex.progress import Progress
+from everplex.rank import Rank
+from everplex.settings import Settings
+from everplex.stages.layout import CHUNKS_PREFIX
+from everplex.stages.plan_options import PlanOptions
+from everplex.stages.records import Plan
+from everplex.stages.stored import load_plan
+from everplex.storage.errors import IncompleteError, ObjectNotFoundError, UsageError
+from everplex.storage.store import Store
+
+_POLL_SECONDS = 1.0
+
+
+def plan_options(settings: Settings) -> PlanOptions:
+    """Return what the planner needs of the settings. Raises UsageError for a value that it does not know."""
+    settings.need("data")
+    if not (settings.tokenizer or settings.model):
+        raise UsageError("--tokenizer is missing: give the folder of a tokenizer or model")
+    names = PlanOptions.__struct_fields__
+    options = {name: value for name, value in msgspec.structs.asdict(settings).items() if name in names}
+    options |= {"tokenizer": settings.tokenizer or settings.model, "groups": settings.group_names()}
+    try:
+        return msgspec.convert(options, PlanOptions)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"planning option: {error}") from error
+
+
+def obtain_plan(settings: Settings, rank: Rank, store: Store, stop: Stop, progress: Progress) -> Plan:
+    """Load the plan, or make it, or wait for another rank to make it.
+
+    The first rank plans at once; others wait until nothing new has appeared for `plan_wait_seconds`, then take over.
+    Raises IdentityMismatch where the stored plan is of something else.
+    """
+    try:
+        plan = load_plan(store)
+    except ObjectNotFoundError:
+        if not settings.data or not rank.is_first:
+            found = _wait_for_plan(settings, store, stop, progress)
+            if found is not None:
+                return found
+        if not settings.data:
+            raise UsageError(
+                f"{store.url} holds no plan: make one with `everplex plan DATA --tokenizer T --out {store.url}`, "
+                "or use `everplex run`"
+            ) from None
+        return make_stored_plan(settings, store, stop, progress)
+    if settings.data:
+        from everplex.stages.plan import check_plan
+
+        check_plan(plan, plan_options(settings), verify_data=settings.verify_data)
+    return plan
+
+
+def make_stored_plan(settings: Settings, store: Store, stop: Stop, progress: Progress) -> Plan:
+    """Read the corpus and write the plan into the store."""
+    from everplex.stages.plan import PlanProgress, make_plan
+
+    def show(state: PlanProgress) -> None:
+        progress.show(f"planning: {state.documents:,} documents, {state.chunks:,} chunks, {state.tokens:,} tokens")
+
+    progress.say(f"planning into {store.url}; chunk inputs there hold the corpus's tokens, results never hold text")
+    return make_plan(plan_options(settings), store, progress=show, stop=lambda: bool(stop))
+
+
+def _wait_for_plan(
+    settings: Settings,
+    store: Store,
+    stop: Stop,
+    progress: Progress,
+    clock: Callable[[], float] = time.monotonic,
+) -> Plan | None:
+    progress.say(f"waiting for another rank to plan {store.url}")
+    newest, seen = clock(), -1
+    while not stop:
+        try:
+            return load_plan(store)
+        except ObjectNotFoundError:
+            present = sum(1 for _ in store.list(CHUNKS_PREFIX))
+        if present > seen:
+            newest, seen = clock(), present
+            progress.show(f"waiting for the plan: {present:,} chunks so far")
+        if clock() - newest >= settings.plan_wait_seconds:
+            return None
+        stop.event.wait(_POLL_SECONDS)
+    raise IncompleteError(f"stopped while waiting for the plan ({stop.reason}); run the same command again to continue")
