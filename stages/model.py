@@ -148,7 +148,7 @@ def _quiet() -> Iterator[None]:
 def _environment(model: Any, device: torch.device, dtype: str, options: ModelOptions) -> Environment:
     return Environment(
         everplex=version("everplex"),
-        torch=torch.__version__,
+        torch=str(torch.__version__),
         transformers=version("transformers"),
         device_type=device.type,
         device_name=_device_name(device),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from everplex.stages.records import Plan
 from everplex.stages.summary import Numbers, Summary
 
 NUMBER_COLUMNS = ("perplexity", "95 % interval", "bits/byte", "word ppl", "nats/token", "tokens", "documents")
@@ -118,3 +119,30 @@ def _devices(summary: Summary) -> list[str]:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
+
+
+def plan_facts(plan: Plan) -> dict[str, int | str]:
+    """Return the size of a plan and what it is of."""
+    chunks = plan.chunks
+    return {
+        "plan": plan.digest(),
+        "protocol": plan.protocol.name,
+        "context": plan.protocol.context,
+        "groups": len(plan.groups),
+        "documents": sum(group.documents for group in plan.groups),
+        "chunks": len(chunks),
+        "windows": sum(chunks.windows),
+        "input_tokens": sum(chunks.input_tokens),
+        "tokens": sum(chunks.tokens),
+    }
+
+
+def plan_report(plan: Plan, out: str) -> str:
+    """Return a plan's size as plain text, ending in a line break."""
+    facts = plan_facts(plan)
+    return (
+        f"protocol: {plan.protocol.label}\n"
+        f"{facts['documents']:,} documents in {facts['groups']:,} groups, {facts['tokens']:,} scored tokens, "
+        f"{facts['windows']:,} windows in {facts['chunks']:,} chunks\n"
+        f"plan: {out}/plan\n"
+    )
