@@ -5,15 +5,17 @@ read after all. What is wrong with an object is one sentence in `set_aside`, and
 cannot be read is another matter: the store's error is raised, because absence must never be concluded from it.
 """
 
+import gc
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from everplex.stages.check import RecordChecker
 from everplex.stages.copies import COPY, KINDS, SENTINEL, Copies, Source
@@ -23,13 +25,10 @@ from everplex.stages.segments import Segment, decode_segment
 from everplex.storage.errors import CorruptObjectError, ObjectNotFoundError
 from everplex.storage.store import Store
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 THREADS = 8
 """Objects fetched at a time; as many more wait decoded."""
 CACHED_BYTES = 64 << 20
-"""Stored bytes kept from indexing to summing, so that small runs are read once."""
+"""Stored bytes up to which a run is kept from indexing to summing, and so read once."""
 
 
 class Ledger:
@@ -71,14 +70,16 @@ class Ledger:
                 rollups.append((name, key))
             else:
                 singles.append(key)
-        self._read_all(key for _, key in sorted(rollups, key=_widest_first) if not self._is_covered(key))
-        self._read_all(key for key in singles if not self._is_covered(key))
         self.__dict__.pop("copies", None)
+        with _collector_paused():
+            self._read_all(key for _, key in sorted(rollups, key=_widest_first) if not self._is_covered(key))
+            self._read_all(key for key in singles if not self._is_covered(key))
 
     @cached_property
     def copies(self) -> Copies:
         """Every evaluation, once, by the sources that stand for it."""
         table = np.concatenate([np.zeros(0, COPY), *self._tables])
+        self._tables = [table]
         current = [not self._covered[source.worker].exceeds(source.first, source.seq) for source in self._sources]
         if not all(current):
             table = table[np.array(current)[table["source"]]]
@@ -92,16 +93,17 @@ class Ledger:
         groups, chunks = self._plan.groups, self._plan.chunks
         return {f"{groups[chunks.group[row]].key}/{chunks.ordinal[row]:08d}" for row in rows.tolist()}
 
-    def records(self, wanted: Mapping[int, list[int]]) -> Iterator[tuple[Source, list[Record]]]:
+    def records(self, wanted: Mapping[int, NDArray[np.int32]]) -> Iterator[tuple[Source, list[Record]]]:
         """Read back, by source, the records at the `wanted` lines; in the order of their sources.
 
         Raises the store's error where one is gone, CorruptObjectError where it has changed since.
         """
         order = sorted(wanted)
-        for index, segment in zip(order, self._fetch(self._sources[index].key for index in order), strict=True):
-            if not isinstance(segment, Segment):
-                raise segment
-            yield self._sources[index], [segment.records[line] for line in wanted[index]]
+        with _collector_paused():
+            for index, segment in zip(order, self._fetch(self._sources[index].key for index in order), strict=True):
+                if not isinstance(segment, Segment):
+                    raise segment
+                yield self._sources[index], [segment.records[line] for line in wanted[index].tolist()]
 
     def _read_all(self, keys: Iterable[str]) -> None:
         order = list(keys)
@@ -118,7 +120,6 @@ class Ledger:
             except CorruptObjectError as error:
                 sentence = str(error)
                 self.set_aside[key] = sentence if sentence.startswith(key) else f"{key}: {sentence}"
-                self._forget(key)
 
     def _index(self, key: str, segment: Segment) -> None:
         header = segment.header
@@ -174,13 +175,27 @@ class Ledger:
                 data = self._store.get(key)
             except ObjectNotFoundError:
                 data = self._store.get(key)  # a listing may be ahead of the object for a moment
-            if self._cached_bytes + len(data) <= CACHED_BYTES:
-                self._cache[key] = data
-                self._cached_bytes += len(data)
+            self._keep(key, data)
         return data
 
-    def _forget(self, key: str) -> None:
-        self._cached_bytes -= len(self._cache.pop(key, b""))
+    def _keep(self, key: str, data: bytes) -> None:
+        self._cached_bytes += len(data)
+        if self._cached_bytes <= CACHED_BYTES:
+            self._cache[key] = data
+        else:
+            self._cache.clear()  # a part of a large run is of little use
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Leave the garbage collector out: records make no cycles, and it would walk a large plan again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class _Coverage:

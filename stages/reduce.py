@@ -1,6 +1,5 @@
 """The offline merge: from everything in the store to a summary, and the seal of a complete one."""
 
-from collections import defaultdict
 from typing import NamedTuple
 
 import numpy as np
@@ -77,17 +76,16 @@ def tell_coverage(verdict: Verdict, set_aside: dict[str, str]) -> Coverage:
 
 def add_winners(ledger: Ledger, verdict: Verdict, totals: Totals) -> list[str]:
     """Read the records that count and add them; returns the keys of their segments."""
-    rows = ledger.copies.table[verdict.winners[verdict.winners != MISSING]]
-    order = np.argsort(rows["source"], kind="stable")
-    lines: dict[int, list[int]] = defaultdict(list)
-    chunks: dict[int, list[int]] = defaultdict(list)
-    for source, line, chunk in rows[["source", "line", "chunk"]][order].tolist():
-        lines[source].append(line)
-        chunks[source].append(chunk)
+    copies = verdict.winners[verdict.winners != MISSING]
+    table = ledger.copies.table
+    copies = copies[np.lexsort((table["line"][copies], table["source"][copies]))]
+    sources, starts = np.unique(table["source"][copies], return_index=True)
+    lines = dict(zip(sources.tolist(), np.split(table["line"][copies], starts[1:]), strict=False))
+    chunks = np.split(table["chunk"][copies], starts[1:])
     segments = []
-    for index, (source, records) in zip(sorted(lines), ledger.records(lines), strict=True):
+    for of_source, (source, records) in zip(chunks, ledger.records(lines), strict=False):
         segments.append(source.key)
-        for chunk, record in zip(chunks[index], records, strict=True):
+        for chunk, record in zip(of_source.tolist(), records, strict=True):
             totals.add(chunk, source.worker, record)
     return segments
 
