@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from everplex.stages.arrays import Tokens
 from everplex.stages.chunk import Chunk
 from everplex.stages.cuts import Window
 from everplex.stages.records import Counts
@@ -30,9 +31,7 @@ class Bundle(NamedTuple):
     counts: Counts
 
 
-def cut_row(
-    window: Window, tokens_N: NDArray[np.int32], scored_N: NDArray[np.bool_] | None, prefix_id: int | None
-) -> WindowRow:
+def cut_row(window: Window, tokens_N: Tokens, scored_N: NDArray[np.bool_] | None, prefix_id: int | None) -> WindowRow:
     """Return the row of a window."""
     tokens_T = tokens_N[window.start : window.stop]
     if window.prefix != "none":
@@ -45,7 +44,7 @@ def cut_row(
 
 
 def make_row(
-    window: Window, tokens_N: NDArray[np.int32], scored_N: NDArray[np.bool_] | None, prefix_id: int | None
+    window: Window, tokens_N: Tokens, scored_N: NDArray[np.bool_] | None, prefix_id: int | None
 ) -> WindowRow | None:
     """Return the row of a window; None where nothing in it is scored."""
     if scored_N is not None and not scored_N[window.first_scored : window.stop].any():

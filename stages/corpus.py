@@ -4,13 +4,14 @@ import heapq
 from collections.abc import Iterator
 from hashlib import blake2b
 
+from everplex.stages.columns import arrow_files
 from everplex.stages.documents import Document, Place, make_document
-from everplex.stages.formats import find_reader
+from everplex.stages.formats import find_reader, has_known_suffix
 from everplex.stages.plan_options import PlanOptions, reading_options
 from everplex.stages.records import CorpusFile, CorpusSpec
 from everplex.storage.codec import canonical_json, sha256_hex
 from everplex.storage.errors import UsageError
-from everplex.storage.inputs import InputStat, InputStream, digest_input, expand, stat_input
+from everplex.storage.inputs import InputStat, InputStream, digest_input, expand, is_folder, stat_input
 
 __all__ = ["Corpus", "current_spec"]
 
@@ -105,7 +106,13 @@ def current_spec(options: PlanOptions, stored: CorpusSpec, *, verify_data: bool)
 
 
 def _files(options: PlanOptions) -> list[str]:
-    return expand(options.data)
+    """Return the files that the options name, in order; a folder stands for the Arrow files in it."""
+    files = []
+    for url in expand(options.data):
+        files += [url] if has_known_suffix(url) or not is_folder(url) else arrow_files(url)
+    if not files:
+        raise UsageError("no input is named; give the files, patterns or URLs of a corpus")
+    return files
 
 
 def _check(options: PlanOptions) -> None:

@@ -4,9 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from everplex.stages.arrays import Tokens
 from everplex.stages.plan_options import PlanOptions
 from everplex.storage.errors import UsageError
 
@@ -14,7 +12,7 @@ __all__ = ["Content", "Conversation", "Document", "Place", "Prompted", "Value", 
 
 DEFAULT_GROUP = "all"
 
-Value = str | Mapping[str, Any] | NDArray[np.integer[Any]]
+Value = str | Mapping[str, Any] | Tokens
 """What a reader gives: a text, a row with fields, or token ids."""
 
 
@@ -44,7 +42,7 @@ class Conversation(NamedTuple):
     messages: list[dict[str, Any]]
 
 
-Content = str | Prompted | Conversation | NDArray[np.integer[Any]]
+Content = str | Prompted | Conversation | Tokens
 
 
 class Document(NamedTuple):

@@ -4,12 +4,13 @@ Shape legend: N source tokens of a document.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from everplex.stages.arrays import BLOCK_TOKENS, Tokens, blocks
 from everplex.stages.documents import Conversation, Document, Place, Prompted
 from everplex.stages.masked import scored_messages, scored_of_chats, split_prompt
 from everplex.stages.plan_options import PlanOptions
@@ -28,7 +29,7 @@ _EMPTY = np.zeros(0, dtype=np.int32)
 class Encoded(NamedTuple):
     """A document as the cut sees it."""
 
-    tokens_N: NDArray[np.int32]
+    tokens_N: Tokens
     scored_N: NDArray[np.bool_] | None
     """Which source tokens may be scored; None for all."""
     counts: Counts
@@ -115,16 +116,17 @@ class Encoder:
             counts = msgspec.structs.replace(sum(map(count_text, texts), Counts()), documents=1)
             yield Encoded(tokens_N, scored_N, counts)
 
-    def _check_tokens(self, tokens: NDArray[np.integer[Any]], place: Place) -> Encoded:
+    def _check_tokens(self, tokens_N: Tokens, place: Place) -> Encoded:
         """Return token ids that came without a text, so without denominators."""
         vocab_size = self.tokenizer_spec.vocab_size
-        wrong = np.flatnonzero((tokens < 0) | (tokens >= vocab_size))
-        if len(wrong):
-            raise UsageError(
-                f"{place}: token {wrong[0]} has the id {tokens[wrong[0]]}, beyond the vocabulary of {vocab_size} tokens"
-                "; check --tokenizer and --token-dtype"
-            )
-        return Encoded(tokens.astype(np.int32), None, Counts(documents=1))
+        for index, block in enumerate(blocks(tokens_N)):
+            wrong = np.flatnonzero((block < 0) | (block >= vocab_size))
+            if len(wrong):
+                raise UsageError(
+                    f"{place}: the id of token {index * BLOCK_TOKENS + wrong[0]} is beyond the vocabulary of "
+                    f"{vocab_size} tokens; check --tokenizer and --token-dtype"
+                )
+        return Encoded(tokens_N, None, Counts(documents=1))
 
 
 def _choose_prefix(options: PlanOptions, protocol: Protocol, tokenizer: Tokenizer) -> int | None:

@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from everplex.stages.arrays import read_bin, read_npy
+from everplex.stages.columns import read_arrow, read_parquet
 from everplex.stages.documents import Place, Value
 from everplex.stages.plan_options import PlanOptions
 from everplex.storage.errors import UsageError
 from everplex.storage.inputs import InputStream
 
-__all__ = ["FORMATS", "Reader", "find_reader"]
+__all__ = ["FORMATS", "Reader", "find_reader", "has_known_suffix"]
 
 _BOM = b"\xef\xbb\xbf"
 _BLANK_LINE = re.compile(rb"[ \t\r]*\n?")
@@ -25,6 +27,8 @@ class Reader(NamedTuple):
     """What its numbers count: `line`, `row` or `document`."""
     read: Callable[[InputStream, PlanOptions], Iterator[tuple[int, Value]]]
     suffixes: tuple[str, ...]
+    compressed: bool = False
+    """Whether it may lie in a .gz or .zst file."""
 
 
 def read_jsonl(stream: InputStream, options: PlanOptions) -> Iterator[tuple[int, Value]]:  # noqa: ARG001 - one signature for all readers
@@ -107,18 +111,31 @@ def decode_text(data: bytes, place: Place) -> str:
 
 
 FORMATS: dict[str, Reader] = {
-    "jsonl": Reader("line", read_jsonl, (".jsonl", ".ndjson", ".json")),
-    "text": Reader("line", read_text, (".txt", ".text", ".md", ".rst", ".raw")),
+    "jsonl": Reader("line", read_jsonl, (".jsonl", ".ndjson", ".json"), compressed=True),
+    "text": Reader("line", read_text, (".txt", ".text", ".md", ".rst", ".raw"), compressed=True),
+    "parquet": Reader("row", read_parquet, (".parquet",)),
+    "arrow": Reader("row", read_arrow, (".arrow",)),
+    "npy": Reader("document", read_npy, (".npy",)),
+    "bin": Reader("document", read_bin, (".bin",)),
 }
+
+
+def has_known_suffix(url: str) -> bool:
+    """Whether the name alone tells the format."""
+    return _uncompressed(url).endswith(tuple(suffix for reader in FORMATS.values() for suffix in reader.suffixes))
+
+
+def _uncompressed(url: str) -> str:
+    return re.sub(r"\.(gz|zst|zstd)$", "", url)
 
 
 def find_reader(url: str, options: PlanOptions) -> Reader:
     """Return the reader of a file: the one asked for, or else by the file's name. Raises UsageError."""
-    if options.format != "auto":
-        return FORMATS[options.format]
-    name = re.sub(r"\.(gz|zst|zstd)$", "", url)
-    for reader in FORMATS.values():
-        if name.endswith(reader.suffixes):
-            return reader
-    known = ", ".join(suffix for reader in FORMATS.values() for suffix in reader.suffixes)
-    raise UsageError(f"{url}: the format is not clear from the name; expected one of {known}, or give --format")
+    name = _uncompressed(url)
+    reader = FORMATS.get(options.format) or next((r for r in FORMATS.values() if name.endswith(r.suffixes)), None)
+    if reader is None:
+        known = ", ".join(suffix for reader in FORMATS.values() for suffix in reader.suffixes)
+        raise UsageError(f"{url}: the format is not clear from the name; expected one of {known}, or give --format")
+    if name != url and not reader.compressed:
+        raise UsageError(f"{url}: a compressed file of this format cannot be read; unpack it first")
+    return reader

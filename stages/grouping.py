@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from everplex.stages.arrays import blocks
 from everplex.stages.bundle import Bundle, Bundler, WindowRow, cut_row, make_row
 from everplex.stages.chunk import encode_chunk
 from everplex.stages.cuts import Window, cut_packed
@@ -153,18 +154,25 @@ class _PackedGroup(GroupPlan):
             self._windowless += encoded.counts
             return
         self._begun.append((self._num_waiting + 1, encoded.counts))
-        scored_N = np.ones(num_tokens, dtype=np.bool_) if encoded.scored_N is None else encoded.scored_N
-        self._tokens += [np.array([self._prefix_id], dtype=np.int32), encoded.tokens_N]
-        self._scored += [np.zeros(1, dtype=np.bool_), scored_N]
-        self._num_waiting += num_tokens + 1
-        if self._num_waiting > self._protocol.spec.context:
-            yield from self._take_rows(at_end=False)
+        self._extend(np.array([self._prefix_id], dtype=np.int32), np.zeros(1, dtype=np.bool_))
+        start = 0
+        for tokens in blocks(encoded.tokens_N):
+            every = np.ones(len(tokens), dtype=np.bool_)
+            self._extend(tokens, every if encoded.scored_N is None else encoded.scored_N[start : start + len(tokens)])
+            start += len(tokens)
+            if self._num_waiting > self._protocol.spec.context:
+                yield from self._take_rows(at_end=False)
 
     def finish(self) -> Iterator[Output]:
         """Yield the last row and what is left; documents that no scored row follows have no window."""
         yield from self._take_rows(at_end=True)
         self._windowless += sum((counts for _, counts in self._begun), Counts())
         yield from super().finish()
+
+    def _extend(self, tokens: NDArray[np.int32], scored: NDArray[np.bool_]) -> None:
+        self._tokens.append(tokens)
+        self._scored.append(scored)
+        self._num_waiting += len(tokens)
 
     def _take_rows(self, *, at_end: bool) -> Iterator[Output]:
         """Turn what waits into rows of `context` inputs, each beginning with the last token of the one before."""

@@ -10,6 +10,7 @@ from typing import NamedTuple, Self
 
 import msgspec
 
+from everplex.stages.arrays import FileTokens
 from everplex.stages.corpus import Corpus, current_spec
 from everplex.stages.documents import Document
 from everplex.stages.encode import Encoder
@@ -108,15 +109,15 @@ def _encoder(options: PlanOptions) -> Encoder:
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Cut into batches that keep all cores busy and memory small."""
+    """Cut into batches that keep all cores busy and memory small; tokens still in their file wait for no others."""
     batch: list[Document] = []
-    num_characters = 0
+    size = 0
     for document in documents:
         batch.append(document)
-        num_characters += document.size
-        if len(batch) == _BATCH_DOCUMENTS or num_characters >= _BATCH_CHARACTERS:
+        size += document.size
+        if len(batch) == _BATCH_DOCUMENTS or size >= _BATCH_CHARACTERS or isinstance(document.content, FileTokens):
             yield batch
-            batch, num_characters = [], 0
+            batch, size = [], 0
     if batch:
         yield batch
 

@@ -20,7 +20,7 @@ import zstandard
 from everplex.storage.classify import Verdict, classify, store_error
 from everplex.storage.errors import EverplexError, UsageError
 
-__all__ = ["InputStat", "InputStream", "digest_input", "expand", "is_local", "open_input", "stat_input"]
+__all__ = ["InputStat", "InputStream", "digest_input", "expand", "is_folder", "is_local", "open_input", "stat_input"]
 
 READ_BYTES = 1 << 18
 
@@ -70,13 +70,18 @@ def stat_input(url: str) -> InputStat:
         return InputStat(int(size or 0), modified)
 
 
-def open_input(url: str) -> BinaryIO:
-    """Open the stored bytes of a file for reading. Raises UsageError if there is none."""
+def is_folder(url: str) -> bool:
+    """Whether `url` is a folder."""
     with _failures(url):
         if is_local(url):
-            return open(url, "rb", buffering=0)  # noqa: PTH123 - the caller closes it
+            return Path(url).is_dir()
         filesystem, path = _filesystem(url)
-        return cast("BinaryIO", filesystem.open(path, "rb"))
+        return bool(filesystem.isdir(path))
+
+
+def open_input(url: str) -> BinaryIO:
+    """Open the stored bytes of a file for reading and seeking. Raises UsageError if there is none."""
+    return io.BufferedReader(_CheckedReader(url), READ_BYTES)
 
 
 def digest_input(url: str) -> str:
@@ -90,7 +95,7 @@ class InputStream:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._stored = _DigestingReader(open_input(url), url)
+        self._stored = _DigestingReader(url)
         raw: io.RawIOBase = self._stored
         if url.endswith(".gz"):
             raw = _FrameReader(self._stored, lambda: zlib.decompressobj(wbits=31), padding=b"\0")
@@ -117,32 +122,58 @@ class InputStream:
         self._stored.close()
 
 
-class _DigestingReader(io.RawIOBase):
-    """Stored bytes, digested and counted as they pass."""
+class _CheckedReader(io.RawIOBase):
+    """Stored bytes, with a sentence for whatever goes wrong."""
 
-    def __init__(self, source: BinaryIO, url: str) -> None:
-        self._source = source
-        self._sha256 = hashlib.sha256()
+    def __init__(self, url: str) -> None:
         self.url = url
-        self.num_bytes = 0
+        with _failures(url):
+            self._source = _open_raw(url)
 
     def readable(self) -> bool:
         return True
 
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        with _failures(self.url):
+            return self._source.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._source.tell()
+
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # what io hands over is a memoryview
         with _failures(self.url):
             data = self._source.read(len(buffer))
-        self._sha256.update(data)
-        self.num_bytes += len(data)
         buffer[: len(data)] = data
         return len(data)
 
+    def close(self) -> None:
+        if not self.closed:
+            self._source.close()
+        super().close()
+
+
+class _DigestingReader(_CheckedReader):
+    """Stored bytes, digested and counted as they pass."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._sha256 = hashlib.sha256()
+        self.num_bytes = 0
+
+    def seekable(self) -> bool:
+        return False
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        count = super().readinto(buffer)
+        self._sha256.update(buffer[:count])
+        self.num_bytes += count
+        return count
+
     def hexdigest(self) -> str:
         return self._sha256.hexdigest()
-
-    def close(self) -> None:
-        self._source.close()
-        super().close()
 
 
 class _Decompressor(Protocol):
@@ -219,6 +250,13 @@ def _expand_remote(pattern: str) -> list[str]:
     if not matches:
         raise UsageError(f"{pattern}: no object matches this pattern; check it")
     return matches
+
+
+def _open_raw(url: str) -> BinaryIO:
+    if is_local(url):
+        return Path(url).open("rb", buffering=0)
+    filesystem, path = _filesystem(url)
+    return cast("BinaryIO", filesystem.open(path, "rb"))
 
 
 def _filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:

@@ -93,12 +93,14 @@ def test_a_beginning_that_is_the_prefix_token_is_not_doubled(tmp_path: Path) -> 
     assert shown == [("[user:hi][assistant:naïve 🐕]",) * 2]
 
 
+SHORTENING = (
+    "{% for m in messages %}{{ '[' + m['role'] + ':' }}"
+    "{{ m['content'] if loop.last or m['role'] == 'user' else '…' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '[assistant:' }}{% endif %}"
+)
 UNSTABLE = {
     "an end only at the end": CHATML + "{% if not add_generation_prompt %}{{ '!' }}{% endif %}",
-    "earlier answers shortened": (
-        "{% for m in messages %}{{ '[' + m['role'] + ':' }}"
-        "{{ m['content'] if loop.last or m['role'] == 'user' else '…' }}{% endfor %}{% if add_generation_prompt %}{{ '[assistant:' }}{% endif %}"
-    ),
+    "earlier answers shortened": SHORTENING,
     "another generation prompt": CHATML.replace("'[assistant:'", "'[robot:'"),
 }
 
