@@ -4,6 +4,7 @@ Each takes the options of `everplex.settings.Settings` as keyword arguments, rai
 `everplex.storage.errors` and prints nothing but progress, on stderr.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -84,7 +85,7 @@ def evaluate_settings(settings: Settings, *, own_process: bool = True, launcher:
     """Do what `evaluate` does, and plan first where there is data; `launcher` is the process that started this rank."""
     settings.need("model", "out")
     stop = Stop(settings.grace_seconds)
-    with _progress() as progress:
+    with _progress(shown=os.environ.get("LOCAL_RANK", "0") == "0") as progress:
         with watch(stop, max_seconds=settings.max_seconds, launcher=launcher, own_process=own_process):
             run = open_run(settings, stop, progress)
             if settings.nproc == 1:
@@ -134,8 +135,8 @@ def _read_run(settings: Settings, store: Store) -> Merge:
 
 
 @contextmanager
-def _progress() -> Iterator[Progress]:
-    progress = Progress()
+def _progress(*, shown: bool = True) -> Iterator[Progress]:
+    progress = Progress(shown=shown)
     try:
         yield progress
     finally:

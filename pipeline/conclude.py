@@ -51,8 +51,9 @@ def _sealed(merge: Merge, progress: Progress) -> Summary | None:
         found = recheck(merge.store, merge.plan, merge.run)
     except ObjectNotFoundError:
         return None
-    if found.late:
-        progress.say(f"the run is sealed; {len(found.late)} segments are duplicates or came later and do not count")
+    late = len(found.late)
+    if late:
+        progress.say(f"the seal does not count {late} segments: their chunks were evaluated twice, or they came later")
     return found.sealed
 
 

@@ -57,7 +57,7 @@ class EvaluationProgress:
     def __init__(self, progress: Progress, tokens: dict[str, int], clock: Callable[[], float] = time.monotonic) -> None:
         """`tokens` gives the scored tokens of every chunk."""
         self._progress = progress
-        self._tokens = tokens
+        self.tokens = tokens
         self._clock = clock
         self._started = clock()
         self._known: set[str] = set()
@@ -72,18 +72,18 @@ class EvaluationProgress:
     def evaluated(self, chunk: str, nll: float | None) -> None:
         """Add one chunk that was evaluated here, with its loss in nats, and show the line."""
         self._note({chunk} - self._known)
-        self._num_tokens += self._tokens[chunk]
+        self._num_tokens += self.tokens[chunk]
         self._nll += nll or 0.0
         speed = self._num_tokens / max(self._clock() - self._started, 1e-9)
         perplexity = math.exp(min(self._nll / max(self._num_tokens, 1), 700.0))
         self._progress.show(
-            f"{len(self._known):,}/{len(self._tokens):,} chunks, perplexity {perplexity:.4f} of those evaluated here, "
+            f"{len(self._known):,}/{len(self.tokens):,} chunks, perplexity {perplexity:.4f} of those evaluated here, "
             f"{speed:,.0f} tokens/s, {format_seconds(self._left_tokens / max(speed, 1e-9))} left"
         )
 
     def _note(self, new: AbstractSet[str]) -> None:
         self._known |= new
-        self._left_tokens -= sum(self._tokens.get(chunk, 0) for chunk in new)
+        self._left_tokens -= sum(self.tokens.get(chunk, 0) for chunk in new)
 
 
 def format_seconds(seconds: float) -> str:

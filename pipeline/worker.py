@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from everplex.opening import Identity, OpenRun
 from everplex.progress import EvaluationProgress
-from everplex.schedule import Busy, Done, Refresh, Schedule, Take, Wait
+from everplex.schedule import Busy, Done, Extra, Refresh, Schedule, Take, Wait
+from everplex.stages.audit import requests, sentinel_chunks
 from everplex.stages.chunk import Chunk
+from everplex.stages.judge import Policy, judge
 from everplex.stages.ledger import Ledger
-from everplex.stages.records import Header, Run
+from everplex.stages.records import Header, Record, Run
 from everplex.stages.spool import LocalSpool, upload_spool
 from everplex.stages.stored import load_chunk
+from everplex.stages.tally import make_record
 from everplex.stages.write import Outcome, Receipt, Writer, WriterThread
-from everplex.storage.errors import IncompleteError, StoreError, UsageError
+from everplex.storage.errors import IncompleteError, IntegrityError, StoreError, UsageError
 
 if TYPE_CHECKING:
     from everplex.stages.evaluate import Evaluator
@@ -29,6 +32,10 @@ if TYPE_CHECKING:
 
 LOOKAHEAD = 2
 """Chunks that are held ahead of their evaluation."""
+SENTINELS_EVERY = 200
+"""Chunks between two evaluations of the sentinels."""
+SENTINEL_SHARE = 50
+"""A rank evaluates one sentinel per so many chunks of its own at most, and never more than two."""
 _LEAVE_SECONDS = 60.0
 """How long a worker that is done waits for its last acknowledgements."""
 
@@ -48,8 +55,8 @@ class Worker:
         self._progress = EvaluationProgress(
             run.progress, {chunk: number for chunk, number in tokens if selected is None or chunk in selected}
         )
+        self._policy = Policy(audit_fraction=run.settings.audit)
         self._changed = threading.Condition()
-        self._complete = False
 
     def work(self) -> Outcome:
         """Evaluate until there is nothing left for this worker; returns where its records are.
@@ -58,6 +65,8 @@ class Worker:
         """
         run = self._run
         loaded, evaluator = self._load()
+        self._device = loaded.device_id
+        self._other_devices: set[str] = set()
         self._schedule = Schedule(
             run.plan.digest(),
             run.plan.chunk_ids(),
@@ -75,7 +84,7 @@ class Worker:
             open_store=lambda: run.store,
             header=lambda: self._header(self._identity.result(), loaded),
             spool=spool,
-            on_durable=self._tell(lambda receipts: self._schedule.durable(receipts, time.monotonic())),
+            on_durable=self._tell(self._note_durable),
             on_aside=self._tell(self._schedule.aside),
             stopping=lambda: bool(run.stop),
         )
@@ -130,41 +139,66 @@ class Worker:
     def _tell(self, event: Callable[[Sequence[Receipt]], None]) -> Callable[[Sequence[Receipt]], None]:
         def told(receipts: Sequence[Receipt]) -> None:
             with self._changed:
-                event(receipts)
+                event([receipt for receipt in receipts if receipt.kind != "sentinel"])
                 self._changed.notify_all()
 
         return told
 
+    def _note_durable(self, receipts: Sequence[Receipt]) -> None:
+        self._schedule.durable(receipts, time.monotonic())
+
     def _evaluations(self, evaluator: "Evaluator", writer: WriterThread) -> Generator[None]:
         """Evaluate what the loading thread brings; yields after each chunk."""
         from everplex.stages.loader import prefetch
-        from everplex.stages.tally import make_record
 
-        run = self._run
         with closing(prefetch(self._takes(), self._fetch, depth=LOOKAHEAD)) as held:
             for take, chunk in held:
-                if run.stop:
+                if self._run.stop:
                     return
                 if isinstance(chunk, Exception):
                     raise chunk
-                with self._changed:
-                    wanted = self._schedule.wanted(take)
-                    if not wanted:
-                        self._schedule.released(take)
-                        self._changed.notify_all()
-                if not wanted:
+                if not self._is_wanted(take):
                     continue
-                losses = evaluator.evaluate(chunk)
-                record = make_record(
-                    take.chunk, self._contents[take.chunk], chunk, losses, kind=take.kind, rank=run.rank.rank
-                )
+                if self.evaluated % SENTINELS_EVERY == 0:
+                    self._evaluate_sentinels(evaluator, writer)
+                record = self._evaluate(evaluator, take, chunk)
                 writer.submit(record)
                 with self._changed:
-                    self._schedule.ended(take, losses.seconds)
+                    self._schedule.ended(take, record.seconds)
                     self._changed.notify_all()
                 self.evaluated += 1
                 self._progress.evaluated(take.chunk, record.nll)
                 yield
+
+    def _is_wanted(self, take: Take) -> bool:
+        """Whether nobody has recorded a chunk since it was taken; gives it back if somebody has."""
+        with self._changed:
+            wanted = self._schedule.wanted(take)
+            if not wanted:
+                self._schedule.released(take)
+                self._changed.notify_all()
+            return wanted
+
+    def _evaluate(self, evaluator: "Evaluator", take: Take, chunk: Chunk) -> Record:
+        return make_record(
+            take.chunk,
+            self._contents[take.chunk],
+            chunk,
+            evaluator.evaluate(chunk),
+            kind=take.kind,
+            rank=self._run.rank.rank,
+        )
+
+    def _evaluate_sentinels(self, evaluator: "Evaluator", writer: WriterThread) -> None:
+        """Evaluate the same few chunks as every other worker, where there are others to compare with."""
+        rank = self._run.rank
+        if not self._other_devices and (rank.world_size or 1) <= rank.local_world_size:
+            return
+        count = min(2, len(self._contents) // (SENTINEL_SHARE * (rank.world_size or 1)))
+        for chunk in sentinel_chunks(self._run.plan, count):
+            if chunk in self._progress.tokens:
+                take = Take(chunk, "sentinel", "extra")
+                writer.submit(self._evaluate(evaluator, take, self._fetch(take)))
 
     def _fetch(self, take: Take) -> Chunk:
         return load_chunk(self._run.plan_store, take.chunk, self._contents[take.chunk])
@@ -189,8 +223,7 @@ class Worker:
                     yield action
                 case Refresh():
                     self._refresh()
-                case Done(complete):
-                    self._complete = complete
+                case Done():
                     return
 
     def _refresh(self) -> None:
@@ -201,10 +234,20 @@ class Worker:
             with self._changed:
                 self._schedule.refresh_failed(time.monotonic())
             return
-        recorded = self._ledger.recorded
+        recorded, copies = self._ledger.recorded, self._ledger.copies
+        verdict = judge(len(self._contents), copies, self._policy)
+        if self._device in verdict.convicted:
+            raise IntegrityError(
+                f"the device {self._device} computes wrong: other devices outvoted it in "
+                f"{len(verdict.mismatches[self._device])} chunks; its results are evaluated again elsewhere, so take "
+                "it out of service"
+            )
+        wanted = requests(self._run.plan, copies, verdict, self._policy).wanted
         self._progress.recorded(recorded)
+        self._other_devices = {source.device for source in copies.sources} - {self._device}
         with self._changed:
-            self._schedule.refreshed(recorded, time.monotonic())
+            extras = [Extra(*request) for request in wanted if request.chunk in self._progress.tokens]
+            self._schedule.refreshed(recorded, time.monotonic(), extras=extras)
             self._changed.notify_all()
 
     def _leave(self, outcome: Outcome) -> Outcome:
