@@ -1,5 +1,6 @@
 """The words between a schedule and its pump: what to do next."""
 
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from everplex.stages.records import Kind
@@ -27,11 +28,13 @@ class Take(NamedTuple):
     why: Literal["shard", "backup", "pool", "extra"] = "shard"
 
 
-class Refresh(NamedTuple):
+@dataclass(frozen=True)  # not an empty tuple, which would be false
+class Refresh:
     """List the store and tell `refreshed` or `refresh_failed`."""
 
 
-class Busy(NamedTuple):
+@dataclass(frozen=True)  # not an empty tuple, which would be false
+class Busy:
     """Evaluate what is held first."""
 
 

@@ -1,10 +1,11 @@
 """How a worker of a pool finds work: workers that join and leave at random, know nothing of each other, seldom collide.
 
-All share one order of the chunks, seen as a circle. A worker starts at a random place and goes on from there, so what
-others are evaluating now can be read off the records: it is what follows the last record of a stretch. A worker that
-runs into recorded chunks, or finds that someone overtook it, jumps into the inside of another gap. What is left
-between records that lie close is probably in flight: it is taken only after a wait whose length differs from worker to
-worker. Nothing is written for this; a record itself is the claim to the next few chunks.
+All share one order of the chunks, seen as a circle, and each goes on from chunk to chunk. So what others are doing can
+be read off the records: the front of every gap, the first missing chunk after a recorded one, belongs to whoever
+recorded that. A worker that joins, runs into recorded chunks or is overtaken jumps to the inside of a large gap. A gap
+whose front has not moved for the time of some chunks has lost its worker: it is taken over from the front, by each
+worker after another wait, so that one does; a worker that sees no sign of others waits little. Nothing is written for
+this; a record is the claim to the next few chunks.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from everplex.actions import Action, Busy, Done, Extra, Take, Wait
 if TYPE_CHECKING:
     from everplex.schedule import Schedule
 
-IN_FLIGHT = 3
-"""Chunks after a record that its worker is likely to hold: two are held, one more is on its way into the listing."""
-TAIL_WAIT = 2.0
-"""Mean chunk times after which a chunk in flight is overdue."""
-TAIL_SPREAD = 6.0
-"""Over how many mean chunk times the workers spread before they take over an overdue chunk."""
+MIN_WAIT_SECONDS = 0.05
+
+SPLIT_LENGTH = 12
+"""Missing chunks in a gap that are enough for two workers."""
+STALE = 3.0
+"""Mean chunk times after which a front that has not moved is taken for deserted: two are held, one is under way."""
+STALE_SPREAD = 16.0
+"""Over how many mean chunk times the workers spread before they take over a deserted gap."""
 PATIENCE = 30.0
 """Mean chunk times that a worker waits for others to do what it may not."""
 
@@ -44,7 +47,12 @@ class Pool:
         self._worker = worker
         self._random = random.Random(worker)  # noqa: S311 - spreads work, guards nothing
         self._position: int | None = None
-        self._seen_at: dict[str | Extra, float] = {}
+        self._joined_at = float("inf")
+        self._idle_since: float | None = None
+        self._gaps: list[Gap] = []
+        self._gaps_at = float("-inf")
+        self._seen_at: dict[int | Extra, float] = {}
+        """Since when each front, and each piece of extra work, is where it is."""
 
     def overtaken(self) -> None:
         """Jump before the next chunk."""
@@ -55,36 +63,88 @@ class Pool:
         schedule = self._schedule
         if now - schedule.refreshed_at > schedule.contested_seconds:
             return schedule.request_refresh(now)
-        if self._advance() or self._jump():
+        self._watch_gaps(now)
+        if self._advance() or self._jump() or self._take_over(now):
             assert self._position is not None
+            self._idle_since = None
             return schedule.hold(Take(schedule.order[self._position], why="pool"))
         if not schedule.idle:
             return Busy()
-        return schedule.end(now) or self._tail(now)
+        return schedule.end(now) or self._wait(now)
 
     def _advance(self) -> bool:
         """Go on to the next chunk, if it is missing."""
         if self._position is None:
             return False
-        following = (self._position + 1) % len(self._schedule.order)
-        if not self._schedule.eligible(self._schedule.order[following]):
+        return self._go_to((self._position + 1) % len(self._schedule.order))
+
+    def _go_to(self, position: int) -> bool:
+        if not self._schedule.eligible(self._schedule.order[position]):
             return False
-        self._position = following
+        self._position = position
         return True
 
     def _jump(self) -> bool:
-        """Go to the inside of a gap, the larger the likelier, or anywhere where nothing is recorded yet."""
-        gaps = self._gaps()
+        """Go to the inside of a large gap, the larger the likelier; anywhere where nothing is recorded yet."""
         size = len(self._schedule.order)
-        rooms = [gap.length - IN_FLIGHT * (gap.length < size) for gap in gaps]
-        if not any(room > 0 for room in rooms):
+        gaps = [gap for gap in self._gaps if gap.length >= min(size, SPLIT_LENGTH)]
+        if not gaps:
             return False
-        gap, room = self._random.choices([*zip(gaps, rooms, strict=True)], [max(0, room) for room in rooms])[0]
-        inside = self._random.random() if gap.length == size else self._random.uniform(0.25, 0.75)
-        self._position = (gap.start + gap.length - room + int(room * inside)) % size
-        return True
+        gap = self._random.choices(gaps, [gap.length for gap in gaps])[0]
+        inside = self._random.random() if gap.length == size else self._random.uniform(0.4, 0.7)
+        return self._go_to((gap.start + int(gap.length * inside)) % size)
 
-    def _gaps(self) -> list[Gap]:
+    def _take_over(self, now: float) -> bool:
+        """Go into a deserted gap; anywhere in it, so that two who do so at the same time seldom go side by side."""
+        if self._idle_since is None:
+            self._idle_since = now
+        due, gap = min(((self._due(gap.start, now), gap) for gap in self._gaps), default=(now, None))
+        if gap is None or due > now:
+            return False
+        return self._go_to((gap.start + int(gap.length * self._random.random())) % len(self._schedule.order))
+
+    def _wait(self, now: float) -> Action:
+        """Do extra work whose turn has come; else wait for the next turn, or for what others have to do."""
+        schedule = self._schedule
+        turns = [self._due(gap.start, now) for gap in self._gaps]
+        for extra in schedule.open_extras():
+            turns.append(self._due(extra, now))
+            if turns[-1] <= now:
+                return schedule.hold_extra(extra)
+        if turns:
+            return Wait(min(schedule.wait_seconds, max(MIN_WAIT_SECONDS, min(turns) - now)))
+        if (waiting := schedule.settle(now)) is not None:
+            return waiting
+        if any(now < since + PATIENCE * schedule.wait_seconds for since in self._seen_at.values()):
+            return schedule.retry_later(now)
+        return Done(complete=False)
+
+    def _due(self, item: int | Extra, now: float) -> float:
+        """Return when this worker takes over a gap by its front, or extra work that is anyone's."""
+        seconds = self._schedule.chunk_seconds
+        alone_at = max(self._joined_at + STALE * seconds, self._schedule.others_at + (STALE + STALE_SPREAD) * seconds)
+        if now >= alone_at:
+            return alone_at
+        if isinstance(item, int):
+            name, since = self._schedule.order[item], self._seen_at[item] + STALE * seconds
+        else:
+            name, since = f"{item.kind}:{item.chunk}", self._seen_at[item]
+        digest = hashlib.sha256(f"{self._worker}:{name}".encode()).digest()
+        turn = int.from_bytes(digest[:8], "little") / 2**64
+        return min(alone_at, max(since, self._idle_since or since) + STALE_SPREAD * turn * seconds)
+
+    def _watch_gaps(self, now: float) -> None:
+        """Find the gaps of a new listing, and since when their fronts are where they are."""
+        schedule = self._schedule
+        if self._gaps_at == schedule.refreshed_at:
+            return
+        self._joined_at = min(self._joined_at, now)
+        self._gaps_at = schedule.refreshed_at
+        self._gaps = self._find_gaps()
+        items: list[int | Extra] = [gap.start for gap in self._gaps]
+        self._seen_at = {item: self._seen_at.get(item, now) for item in [*items, *schedule.extras]}
+
+    def _find_gaps(self) -> list[Gap]:
         gaps: list[Gap] = []
         position = 0
         for is_missing, stretch in groupby(map(self._schedule.eligible, self._schedule.order)):
@@ -96,29 +156,3 @@ class Pool:
             last = gaps.pop()
             gaps[0] = Gap(last.start, last.length + gaps[0].length)
         return gaps
-
-    def _tail(self, now: float) -> Action:
-        """Take over what is overdue; each worker at another time, so that one does."""
-        schedule = self._schedule
-        extras = schedule.open_extras()
-        items: list[str | Extra] = [*schedule.missing(), *extras]
-        self._seen_at = {item: self._seen_at.get(item, now) for item in [*items, *schedule.extras]}
-        if items:
-            due, item = min(((self._due(item), item) for item in items), key=lambda pair: pair[0])
-            if due > now:
-                return Wait(min(due - now, schedule.wait_seconds))
-            if isinstance(item, Extra):
-                return schedule.hold_extra(item)
-            return schedule.hold(Take(item, why="pool"))
-        if (waiting := schedule.settle(now)) is not None:
-            return waiting
-        if any(now < since + PATIENCE * schedule.wait_seconds for since in self._seen_at.values()):
-            return schedule.retry_later(now)
-        return Done(complete=False)
-
-    def _due(self, item: str | Extra) -> float:
-        """Return when this worker takes over a chunk that others may hold, or extra work that is anyone's."""
-        name, wait = (f"{item.kind}:{item.chunk}", 0.0) if isinstance(item, Extra) else (item, TAIL_WAIT)
-        digest = hashlib.sha256(f"{self._worker}:{name}".encode()).digest()
-        share = int.from_bytes(digest[:8], "little") / 2**64
-        return self._seen_at[item] + self._schedule.chunk_seconds * (wait + TAIL_SPREAD * share)

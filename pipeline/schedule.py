@@ -89,11 +89,14 @@ class Schedule:
         self.extras: list[Extra] = []
         self.refreshed_at = float("-inf")
         """When the newest listing was begun."""
+        self.others_at = float("-inf")
+        """When a listing last showed new records of other workers."""
         self._device = device
         self._refresh_seconds = refresh_seconds
         self._lookahead = lookahead
         self._seconds = (chunk_seconds, 0)
         self._recorded: Collection[str] = frozenset()
+        self._num_recorded = -1
         self._held: dict[Take, Extra | None] = {}
         self._unwanted: set[Take] = set()
         self._mine: dict[str, float | None] = {}  # evaluated here and not yet listed: when it became durable, or None
@@ -138,11 +141,18 @@ class Schedule:
     # Events
 
     def refreshed(
-        self, recorded: Collection[str], now: float, *, extras: Iterable[Extra] = (), chunk_seconds: float | None = None
+        self,
+        recorded: Collection[str],
+        now: float,
+        *,
+        duplicated: Collection[str] = frozenset(),
+        extras: Iterable[Extra] = (),
+        chunk_seconds: float | None = None,
     ) -> None:
         """Take note of a listing: the chunks that have an acceptable record, and the extra work that is now due.
 
-        `recorded` is kept, not copied. `chunk_seconds` is the mean over the records, for a worker that has none.
+        `recorded` is kept, not copied. `duplicated` are the chunks evaluated more than once: two workers of a pool that
+        go side by side notice it by them. `chunk_seconds` is the mean over the records, for a worker that has none.
         """
         self.refreshed_at = now if self._requested_at is None else self._requested_at
         self._refresh_cost = now - self.refreshed_at
@@ -152,12 +162,20 @@ class Schedule:
         self.extras = list(extras)
         if chunk_seconds is not None and self._seconds[1] == 0:
             self._seconds = (chunk_seconds, 0)
-        for chunk, since in list(self._mine.items()):
-            if chunk in recorded or (since is not None and since + VISIBLE_SECONDS < self.refreshed_at):
-                del self._mine[chunk]
         self._scanned = 0
-        if any(extra is None and take.chunk in recorded for take, extra in self._held.items()):
-            # Whoever overtook a worker of a pool is evaluating what comes next as well.
+        news = len(recorded) - self._num_recorded
+        overtaken = any(extra is None and take.chunk in recorded for take, extra in self._held.items())
+        for chunk, since in list(self._mine.items()):
+            if chunk in recorded:
+                overtaken = overtaken or chunk in duplicated  # on first sight: the other was faster
+                del self._mine[chunk]
+                news -= 1
+            elif since is not None and since + VISIBLE_SECONDS < self.refreshed_at:
+                del self._mine[chunk]
+        if news > 0 and self._num_recorded >= 0:
+            self.others_at = now
+        self._num_recorded = len(recorded)
+        if overtaken:  # whoever was faster is evaluating what comes next as well
             self._unwanted |= {take for take in self._held if take.why == "pool"}
             self._policy.overtaken()
 
@@ -178,7 +196,8 @@ class Schedule:
             self._extras_done.add(extra)
         else:
             self._attempts[take.chunk] += 1
-            self._mine[take.chunk] = None
+            if take.chunk not in self._aside:
+                self._mine.setdefault(take.chunk, None)  # the writer's thread may have been faster
 
     def released(self, take: Take) -> None:
         """Take note that a held chunk will not be evaluated now."""
@@ -189,8 +208,7 @@ class Schedule:
         """Take note of acknowledged records."""
         for chunk, _ in receipts:
             self._aside.discard(chunk)
-            if chunk in self._mine:
-                self._mine[chunk] = now
+            self._mine[chunk] = now
 
     def aside(self, receipts: Iterable[Receipt]) -> None:
         """Take note of records in the spool, or lost: evaluating them again here and now would not help."""
@@ -247,8 +265,8 @@ class Schedule:
 
     @property
     def contested_seconds(self) -> float:
-        """How old a listing may be where others take the same chunks: a chunk's time, at most a tenth of it spent."""
-        return min(self._refresh_seconds, max(self.chunk_seconds, 10 * self._refresh_cost))
+        """How old a listing may be where others take the same chunks: a chunk's time, or 20 times what it takes."""
+        return min(self._refresh_seconds, max(self.chunk_seconds, 20 * self._refresh_cost))
 
     def request_refresh(self, now: float) -> Action:
         """Ask for a listing, once; later calls wait for it, and give up where the store keeps failing."""
