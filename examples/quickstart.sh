@@ -16,4 +16,5 @@ echo "== fetching SmolLM2-135M and the introductions of Wikipedia articles into 
 echo "== evaluating; interrupt it and run it again: it continues"
 exec "$VENV/bin/everplex" run "$CACHE/wikipedia.jsonl" \
     --model "$CACHE/smollm2-135m" --out "$OUT" \
-    --id-field id --group-by topic --groups "$(cat "$CACHE/topics.txt")" --limit-documents 160 --context 1024
+    --id-field id --group-by topic --groups "$(cat "$CACHE/topics.txt")" --sample-documents 190 \
+    --context 1024 --chunk-tokens 2048
