@@ -44,7 +44,7 @@ class Evaluator:
         self._watch = Stopwatch(running=profile, synchronize=self._synchronize)
         self._scorer = Scorer(loaded, self._watch)
         on_processor = loaded.device.type == "cpu"
-        self._overhead_tokens = 32 if on_processor else 256
+        self._overhead_tokens = 32 if on_processor else 64
         self._batch_tokens = PROCESSOR_BATCH_TOKENS if batch_tokens == "auto" and on_processor else batch_tokens
         reason = self._scorer.verdict.reason
         self.notes = [f"{loaded.folder.name}: evaluating with whole logits, since {reason}"] if reason else []

@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 
 from everplex.stages.checkpoint import locate, max_context, read_config, weight_files
+from everplex.stages.kernels import use_onednn
 from everplex.stages.records import Environment
 from everplex.storage.errors import UsageError
 
@@ -34,6 +35,9 @@ class ModelOptions:
     attention: str | None = None
     """Attention implementation of transformers: `sdpa`, `eager`, `flash_attention_2`, …; None is its default."""
     compile: bool = False
+    """Compile the decoder's body with torch.compile: minutes at the start."""
+    onednn: bool = True
+    """On processors, compute float32 products with oneDNN where it serves; else with torch's own choice."""
     trust_remote_code: bool = False
     """Run the Python code that comes with the model."""
 
@@ -64,6 +68,7 @@ def load_model(options: ModelOptions) -> LoadedModel:
     weight_files(folder)
     device = choose_device(options.device)
     model = _read(folder, options).eval().requires_grad_(requires_grad=False).to(device)
+    onednn = options.onednn and not options.compile and use_onednn(model)
     dtype = str(model.dtype).removeprefix("torch.")
     return LoadedModel(
         model=model,
@@ -72,7 +77,7 @@ def load_model(options: ModelOptions) -> LoadedModel:
         dtype=dtype,
         vocab_size=int(model.config.get_text_config().vocab_size),
         max_context=max_context(config),
-        environment=_environment(model, device, dtype, options),
+        environment=_environment(model, device, dtype, compiled=options.compile, onednn=onednn),
         device_id=f"{socket.gethostname()}/{_accelerator_id(device)}",
     )
 
@@ -145,18 +150,18 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _environment(model: Any, device: torch.device, dtype: str, options: ModelOptions) -> Environment:
+def _environment(model: Any, device: torch.device, dtype: str, *, compiled: bool, onednn: bool) -> Environment:
     return Environment(
         everplex=version("everplex"),
         torch=str(torch.__version__),
         transformers=version("transformers"),
         device_type=device.type,
         device_name=_device_name(device),
-        driver=_driver(device),
+        driver=_driver(device) + (" oneDNN" if onednn else ""),
         dtype=dtype,
         threads=torch.get_num_threads(),
         attention=str(model.config._attn_implementation),  # noqa: SLF001 - the only place that tells
-        compile=options.compile,
+        compile=compiled,
     )
 
 

@@ -22,8 +22,10 @@ from everplex.stages.dissect import Verdict, examine, take_apart, whole_logits
 from everplex.stages.model import LoadedModel
 from everplex.stages.stopwatch import Stopwatch
 
-SLICE_LOGITS = 1 << 25
-"""Logits of a slice: 128 MiB in float32."""
+SLICE_LOGITS = {"cpu": 1 << 23}
+"""Logits of a slice by kind of device: 32 MiB in float32, so that a processor's cache holds much of it."""
+SLICE_LOGITS_ELSEWHERE = 1 << 26
+"""Logits of a slice on an accelerator, which needs many rows at a time: 256 MiB in float32."""
 CACHED_LOGITS = 1 << 19
 """Logits that a processor reduces at a time: 2 MiB, so that the passes over them stay in its cache."""
 
@@ -39,9 +41,10 @@ class Batch(NamedTuple):
     targets_S: Tensor
 
 
-def slice_rows(vocab_size: int) -> int:
-    """Return the rows of a slice: a power of two from 16 to 1024 that depends on the vocabulary alone."""
-    return max(16, min(1024, 1 << (max(1, SLICE_LOGITS // vocab_size).bit_length() - 1)))
+def slice_rows(vocab_size: int, device_type: str) -> int:
+    """Return the rows of a slice: a power of two from 16 to 1024, by the vocabulary and the kind of device alone."""
+    logits = SLICE_LOGITS.get(device_type, SLICE_LOGITS_ELSEWHERE)
+    return max(16, min(1024, 1 << (max(1, logits // vocab_size).bit_length() - 1)))
 
 
 def losses(parts_3S: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -62,7 +65,7 @@ class Scorer:
     def __init__(self, loaded: LoadedModel, stopwatch: Stopwatch) -> None:
         self._model = loaded.model
         self._watch = stopwatch
-        self._rows = slice_rows(loaded.vocab_size)
+        self._rows = slice_rows(loaded.vocab_size, loaded.device.type)
         self._cached_rows = max(1, CACHED_LOGITS // loaded.vocab_size) if loaded.device.type == "cpu" else self._rows
         self.verdict: Verdict = examine(loaded.model, loaded.vocab_size, loaded.device)
         self._parts = self.verdict.parts
