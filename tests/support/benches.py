@@ -6,6 +6,7 @@ import json
 import shutil
 import socket
 import subprocess
+import threading
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -112,10 +113,15 @@ def running(arguments: list[str], ready: str) -> Iterator[None]:
     try:
         while ready not in (line := process.stdout.readline()):
             assert line, f"{arguments[0]} ended before it listened"
+        # A server that logs each request would stand still once nobody reads it.
+        drain = threading.Thread(target=process.stdout.read, daemon=True)
+        drain.start()
         yield
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
+    drain.join()
+    process.stdout.close()
 
 
 def gcs_program() -> str | None:

@@ -126,7 +126,8 @@ class FaultProxy:
         if _header(head, b"expect"):
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if fault is Fault.RESET_BEFORE:
-            await reader.read(16)
+            if _header(head, b"content-length") not in {b"", b"0"}:
+                await reader.read(16)
             return _reset(writer)
         body = await _body(reader, head)
         if rule and fault is Fault.REPLY:
