@@ -58,7 +58,7 @@ def covered_documents(plan: Plan, accepted_C: NDArray[np.bool_], store: Store) -
     groups, tokens = np.array(plan.chunks.group), np.array(plan.chunks.tokens, np.int64)
     for index, group in enumerate(plan.groups):
         members = groups == index
-        rows = [row for key in group.document_tables for row in _read_table(store, key)]
+        rows = [row for key in group.document_tables for row in read_table(store, key)]
         whole = _covered(np.array([row.tokens for row in rows], np.int64), tokens[members], accepted_C[members])
         covered.documents[index] = whole
         counts = Counts()
@@ -83,7 +83,8 @@ def _covered(
     return covered
 
 
-def _read_table(store: Store, key: str) -> list[DocumentRow]:
+def read_table(store: Store, key: str) -> list[DocumentRow]:
+    """Read one of a plan's tables of documents. Raises CorruptObjectError."""
     try:
         return [_decoder.decode(line) for line in decompress(store.get(key), key).split(b"\n") if line]
     except msgspec.DecodeError as error:
