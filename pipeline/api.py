@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from everplex.conclude import Merge, conclude, demand_complete
+from everplex.evaluation import work_on
 from everplex.launch import launch_ranks
 from everplex.opening import OpenRun, open_out, open_run
 from everplex.planning import make_stored_plan, plan_options
@@ -21,7 +22,6 @@ from everplex.stages.stored import load_plan, load_run
 from everplex.stages.summary import Summary
 from everplex.storage.errors import IncompleteError, ObjectNotFoundError, UsageError
 from everplex.storage.store import Store
-from everplex.worker import work_on
 
 
 def run(data: str | list[str], *, model: str, out: str, **options: Any) -> Summary:

@@ -20,7 +20,7 @@ from everplex.stages.chunk import Chunk
 from everplex.stages.judge import Policy, judge
 from everplex.stages.ledger import Ledger
 from everplex.stages.records import Header, Record, Run
-from everplex.stages.spool import LocalSpool, upload_spool
+from everplex.stages.spool import LocalSpool
 from everplex.stages.stored import load_chunk
 from everplex.stages.tally import make_record
 from everplex.stages.write import Outcome, Receipt, Writer, WriterThread
@@ -264,32 +264,6 @@ class Worker:
                 "run the same command again to continue"
             )
         return outcome
-
-
-def work_on(run: OpenRun) -> tuple[Run, Ledger]:
-    """Evaluate all that is missing and selected; returns the identity of the run and its ledger, refreshed.
-
-    A run in which nothing is missing needs no model, only its digest.
-    """
-    identity = Identity(run)
-    early = identity.early()
-    ledger = Ledger(run.store, run.plan, early.id())
-    send_spool(run, early)
-    ledger.refresh()
-    wanted = run.selected if run.selected is not None else run.plan.chunk_ids()
-    if not ledger.recorded.issuperset(wanted):
-        Worker(run, identity, ledger).work()
-        ledger.refresh()
-    return identity.result(), ledger
-
-
-def send_spool(run: OpenRun, identity: Run) -> None:
-    """Upload what an earlier process left on this machine; says what it did."""
-    sent = upload_spool(run.store, identity.id(), run.plan.digest(), stop=lambda: bool(run.stop))
-    if sent.keys:
-        run.progress.say(f"uploaded {len(sent.keys)} segments that an earlier process had left on this machine")
-    for sentence in sent.refused:
-        run.progress.say(sentence)
 
 
 def batch_tokens(option: str) -> Any:

@@ -1,0 +1,66 @@
+"""Evaluation of a run by this process: what others left is collected first, then a worker does the rest."""
+
+from functools import partial
+
+import msgspec
+
+from everplex.opening import Identity, OpenRun, open_out
+from everplex.stages.judge import judge
+from everplex.stages.ledger import Ledger
+from everplex.stages.records import Run
+from everplex.stages.reuse import Reusable, reuse
+from everplex.stages.spool import upload_spool
+from everplex.stages.stored import compare_runs, load_chunk, load_plan, load_run
+from everplex.worker import Worker
+
+
+def work_on(run: OpenRun) -> tuple[Run, Ledger]:
+    """Evaluate all that is missing and selected; returns the identity of the run and its ledger, refreshed.
+
+    A run in which nothing is missing needs no model, only its digest.
+    """
+    identity = Identity(run)
+    early = identity.early()
+    ledger = Ledger(run.store, run.plan, early.id())
+    send_spool(run, early)
+    ledger.refresh()
+    if run.settings.reuse_from and run.rank.is_first:
+        take_over(run, identity.result(), ledger)
+    wanted = run.selected if run.selected is not None else run.plan.chunk_ids()
+    if not ledger.recorded.issuperset(wanted):
+        Worker(run, identity, ledger).work()
+        ledger.refresh()
+    return identity.result(), ledger
+
+
+def take_over(run: OpenRun, identity: Run, ledger: Ledger) -> None:
+    """Record missing chunks by the results of the runs that `--reuse-from` names; says how many.
+
+    Raises IdentityMismatch where one of them is of another model or dtype.
+    """
+    for url in run.settings.reuse_from or []:
+        store = open_out(run.settings, url, run.stop)
+        other = load_run(store)
+        compare_runs(other, msgspec.structs.replace(identity, plan=other.plan, plan_url=other.plan_url))
+        plan_store = open_out(run.settings, other.plan_url, run.stop) if other.plan_url else store
+        other_plan = load_plan(plan_store)
+        other_ledger = Ledger(store, other_plan, other.id())
+        other_ledger.refresh()
+        verdict = judge(len(other_plan.chunks), other_ledger.copies)
+        source = Reusable(other, other_plan, other_ledger, verdict)
+        missing = set(run.selected or run.plan.chunk_ids()) - ledger.recorded
+        taken = 0
+        for key, data, number in reuse(identity, run.plan, missing, source, partial(load_chunk, run.plan_store)):
+            run.store.create(key, data)
+            taken += number
+        run.progress.say(f"took over {taken} of {len(missing)} missing chunks from {url}")
+        ledger.refresh()
+
+
+def send_spool(run: OpenRun, identity: Run) -> None:
+    """Upload what an earlier process left on this machine; says what it did."""
+    sent = upload_spool(run.store, identity.id(), run.plan.digest(), stop=lambda: bool(run.stop))
+    if sent.keys:
+        run.progress.say(f"uploaded {len(sent.keys)} segments that an earlier process had left on this machine")
+    for sentence in sent.refused:
+        run.progress.say(sentence)
