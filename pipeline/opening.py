@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
+from everplex.loading import check_model
 from everplex.planning import obtain_plan
 from everplex.preempt import Stop
 from everplex.progress import Progress
@@ -16,8 +17,9 @@ from everplex.stages.checkpoint import locate, saved_dtype
 from everplex.stages.records import ModelSpec, Plan, Run
 from everplex.stages.stored import compare_runs, load_run, save_run
 from everplex.stages.weights import digest_model
-from everplex.storage.errors import ObjectNotFoundError, UsageError
-from everplex.storage.local import cache_folder
+from everplex.storage.errors import ObjectNotFoundError, StoreRefusedError, UsageError
+from everplex.storage.local import LocalStore, cache_folder
+from everplex.storage.probe import honours_conditional_create
 from everplex.storage.retry import RetryingStore, RetryPolicy
 from everplex.storage.store import open_store
 
@@ -83,10 +85,25 @@ def open_run(settings: Settings, stop: Stop, progress: Progress) -> OpenRun:
     rank = detect_rank(os.environ, settings.rank, settings.world_size)
     if str(settings.out).startswith("memory://") and (rank.world_size or settings.nproc) > 1:
         raise UsageError("memory:// lives in one process and this run has several ranks; give a folder or a URL as OUT")
+    check_model(settings)
     store = open_out(settings, stop=stop)
     plan_store = open_out(settings, settings.plan, stop) if settings.plan else store
+    if rank.is_first and not isinstance(store.inner, LocalStore):
+        _tell_capability(store, progress)
     plan = obtain_plan(settings, rank, plan_store, stop, progress)
     return OpenRun(settings, rank, store, plan_store, plan, stop, progress)
+
+
+def _tell_capability(store: RetryingStore, progress: Progress) -> None:
+    """Say so, once, where the store lets two writers make one object."""
+    try:
+        honours = honours_conditional_create(store)
+    except StoreRefusedError:  # a policy that allows segments alone: nothing rests on the answer
+        return
+    if not honours:
+        progress.say(
+            f"{store.url} does not refuse to make an object twice; results stay right, some work may be done twice"
+        )
 
 
 class Identity:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from everplex.loading import check_tokenizer
 from everplex.preempt import Stop
 from everplex.progress import Progress
 from everplex.rank import Rank
@@ -51,6 +52,8 @@ def obtain_plan(settings: Settings, rank: Rank, store: Store, stop: Stop, progre
                 f"{store.url} holds no plan: make one with `everplex plan DATA --tokenizer T --out {store.url}`, "
                 "or use `everplex run`"
             ) from None
+        if settings.model:
+            check_tokenizer(settings, plan_options(settings))
         return make_stored_plan(settings, store, stop, progress)
     if settings.data:
         from everplex.stages.plan import check_plan

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+from everplex.loading import load_evaluator
 from everplex.opening import Identity, OpenRun
 from everplex.progress import EvaluationProgress
 from everplex.schedule import Busy, Done, Extra, Refresh, Schedule, Take, Wait
@@ -24,7 +25,7 @@ from everplex.stages.spool import LocalSpool
 from everplex.stages.stored import load_chunk
 from everplex.stages.tally import make_record
 from everplex.stages.write import Outcome, Receipt, Writer, WriterThread
-from everplex.storage.errors import IncompleteError, IntegrityError, StoreError, UsageError
+from everplex.storage.errors import IncompleteError, IntegrityError, StoreError
 
 if TYPE_CHECKING:
     from everplex.stages.evaluate import Evaluator
@@ -97,28 +98,10 @@ class Worker:
         return self._leave(outcome)
 
     def _load(self) -> "tuple[LoadedModel, Evaluator]":
-        import torch
-
-        from everplex.stages.evaluate import Evaluator
-        from everplex.stages.model import ModelOptions, load_model
-        from everplex.stages.threads import default_threads
-
-        settings = self._run.settings
-        torch.set_num_threads(settings.threads or default_threads(self._run.rank.local_world_size))
-        loaded = load_model(
-            ModelOptions(
-                model=str(self._identity.folder),
-                dtype=settings.dtype,
-                device=settings.device,
-                attention=settings.attention,
-                compile=settings.compile,
-                trust_remote_code=settings.trust_remote_code,
-            )
-        )
-        check_fit(self._run, loaded)
-        evaluator = Evaluator(loaded, batch_tokens=batch_tokens(settings.batch_tokens), profile=settings.profile)
+        run = self._run
+        loaded, evaluator = load_evaluator(run.settings, self._identity.folder, run.plan, run.rank.local_world_size)
         for note in evaluator.notes:
-            self._run.progress.say(note)
+            run.progress.say(note)
         return loaded, evaluator
 
     def _header(self, run: Run, loaded: "LoadedModel") -> Header:
@@ -264,27 +247,3 @@ class Worker:
                 "run the same command again to continue"
             )
         return outcome
-
-
-def batch_tokens(option: str) -> Any:
-    """Read `--batch-tokens`. Raises UsageError for anything but a number or `auto`."""
-    if option == "auto":
-        return option
-    if not option.isdecimal() or int(option) < 1:
-        raise UsageError(f"--batch-tokens: expected a number of tokens or auto, found {option!r}")
-    return int(option)
-
-
-def check_fit(run: OpenRun, loaded: "LoadedModel") -> None:
-    """Raise UsageError where the model cannot evaluate the plan."""
-    plan = run.plan
-    if plan.tokenizer.vocab_size > loaded.vocab_size:
-        raise UsageError(
-            f"the tokenizer {plan.tokenizer.name} has {plan.tokenizer.vocab_size} tokens and the model "
-            f"{run.settings.model} knows {loaded.vocab_size}; give the tokenizer that belongs to the model"
-        )
-    if loaded.max_context is not None and plan.protocol.context > loaded.max_context:
-        raise UsageError(
-            f"--context {plan.protocol.context} is more than the {loaded.max_context} tokens that "
-            f"{run.settings.model} allows; give a smaller --context and another --out"
-        )
