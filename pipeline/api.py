@@ -12,6 +12,7 @@ from typing import Any
 from everplex.conclude import Merge, conclude, demand_complete
 from everplex.evaluation import work_on
 from everplex.launch import launch_ranks
+from everplex.meet import can_meet, merge_together
 from everplex.opening import OpenRun, open_out, open_run
 from everplex.planning import make_stored_plan, plan_options
 from everplex.preempt import Stop, watch
@@ -95,7 +96,10 @@ def evaluate_settings(settings: Settings, *, own_process: bool = True, launcher:
 
 def _evaluate(run: OpenRun) -> Summary:
     identity, ledger = work_on(run)
-    summary = conclude(Merge(run.store, run.plan_store, run.plan, identity), run.progress, ledger)
+    merge = Merge(run.store, run.plan_store, run.plan, identity)
+    complete = len(ledger.recorded) == len(run.plan.chunks)
+    together = (lambda: merge_together(run, merge)) if complete and can_meet(run.rank) else None
+    summary = conclude(merge, run.progress, ledger=ledger, together=together, verify=run.settings.verify_reduce)
     if run.selected is None or not ledger.recorded.issuperset(run.selected):
         demand_complete(summary, str(run.settings.out))
     return summary

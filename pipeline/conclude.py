@@ -1,11 +1,12 @@
 """The end of every command that gives numbers: merge, check the seal or make it, publish the report."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from everplex.progress import Progress
 from everplex.stages.ledger import Ledger
 from everplex.stages.records import Plan, Run
-from everplex.stages.reduce import exit_code, recheck, reduce, seal
+from everplex.stages.reduce import check_sums, exit_code, recheck, reduce, seal
 from everplex.stages.summary import Summary
 from everplex.storage.errors import IncompleteError, IntegrityError, ObjectNotFoundError
 from everplex.storage.store import Store
@@ -20,11 +21,19 @@ class Merge(NamedTuple):
     run: Run
 
 
-def conclude(merge: Merge, progress: Progress, ledger: Ledger | None = None) -> Summary:
+def conclude(
+    merge: Merge,
+    progress: Progress,
+    *,
+    ledger: Ledger | None = None,
+    together: Callable[[], Summary] | None = None,
+    verify: bool = False,
+) -> Summary:
     """Return the numbers of a run: the sealed ones, checked against the segments they list, or a merge of all there is.
 
-    A complete merge is sealed. Reads the store afresh unless a refreshed `ledger` is given. Raises IntegrityError where
-    the sealed numbers cannot be had again.
+    A complete merge is sealed. Reads the store afresh unless a refreshed `ledger` is given.
+    `together` merges with other ranks; where it fails, the offline merge gives the same numbers, and with `verify` both
+    have to. Raises IntegrityError where they differ, or where sealed numbers cannot be had again.
     """
     store, plan_store, plan, run = merge
     sealed = _sealed(merge, progress)
@@ -33,11 +42,26 @@ def conclude(merge: Merge, progress: Progress, ledger: Ledger | None = None) -> 
     if ledger is None:
         ledger = Ledger(store, plan, run.id())
         ledger.refresh()
-    summary = reduce(plan, run, ledger, plan_store=plan_store)
-    if not summary.complete:
-        return summary
+    summary = None if together is None else _try_together(together, progress)
+    if summary is None or verify:
+        offline = reduce(plan, run, ledger, plan_store=plan_store)
+        if summary is not None:
+            check_sums(summary, offline, f"{store.url} merged by the ranks together")
+        summary = summary or offline
+    return _seal(merge, summary, progress) if summary.complete else summary
+
+
+def _try_together(together: Callable[[], Summary], progress: Progress) -> Summary | None:
     try:
-        return seal(store, summary)
+        return together()
+    except IncompleteError as error:
+        progress.say(str(error))
+        return None
+
+
+def _seal(merge: Merge, summary: Summary, progress: Progress) -> Summary:
+    try:
+        return seal(merge.store, summary)
     except IntegrityError:
         # Somebody sealed other copies of some chunks meanwhile; their numbers stand if they can be had again.
         sealed = _sealed(merge, progress)
