@@ -2,17 +2,15 @@
 
 from typing import NamedTuple
 
-import numpy as np
-
 from everplex.stages.coverage import covered_documents, nothing_covered, whole_counts
 from everplex.stages.health import device_rows
-from everplex.stages.judge import MISSING, Policy, Verdict, judge
+from everplex.stages.judge import MISSING, Policy, judge
 from everplex.stages.layout import SEGMENTS_PREFIX, SUMMARY_KEY
 from everplex.stages.ledger import Ledger
 from everplex.stages.records import Plan, Run
 from everplex.stages.stored import load_summary
-from everplex.stages.summarise import summarise, worker_facts
-from everplex.stages.summary import Coverage, Numbers, Summary
+from everplex.stages.summarise import summarise, tell_coverage, worker_facts
+from everplex.stages.summary import Numbers, Summary
 from everplex.stages.totals import Totals
 from everplex.storage.codec import canonical_json
 from everplex.storage.errors import IncompleteError, IntegrityError, ObjectExistsError
@@ -37,7 +35,7 @@ def reduce(
         known = verdict.winners != MISSING
         covered = nothing_covered(plan) if plan_store is None else covered_documents(plan, known, plan_store)
     totals = Totals(plan, None if covered is None else covered.documents)
-    counted = add_winners(ledger, verdict, totals)
+    counted = totals.add_copies(ledger, verdict.winners[verdict.winners != MISSING])
     copies = ledger.copies
     return summarise(
         plan,
@@ -58,36 +56,6 @@ def exit_code(summary: Summary) -> int:
     if summary.coverage.conflicts or summary.coverage.nonfinite:
         return 4
     return 0 if summary.complete else 75
-
-
-def tell_coverage(verdict: Verdict, set_aside: dict[str, str]) -> Coverage:
-    """Count what the verdict says of the chunks."""
-    return Coverage(
-        chunks=len(verdict.winners),
-        accepted=verdict.accepted,
-        missing=len(verdict.missing),
-        duplicates=verdict.duplicates,
-        conflicts=len(verdict.conflicts),
-        corrupt=len(set_aside),
-        nonfinite=len(verdict.nonfinite),
-        set_aside=[set_aside[key] for key in sorted(set_aside)],
-    )
-
-
-def add_winners(ledger: Ledger, verdict: Verdict, totals: Totals) -> list[str]:
-    """Read the records that count and add them; returns the keys of their segments."""
-    copies = verdict.winners[verdict.winners != MISSING]
-    table = ledger.copies.table
-    copies = copies[np.lexsort((table["line"][copies], table["source"][copies]))]
-    sources, starts = np.unique(table["source"][copies], return_index=True)
-    lines = dict(zip(sources.tolist(), np.split(table["line"][copies], starts[1:]), strict=False))
-    chunks = np.split(table["chunk"][copies], starts[1:])
-    segments = []
-    for of_source, (source, records) in zip(chunks, ledger.records(lines), strict=False):
-        segments.append(source.key)
-        for chunk, record in zip(of_source.tolist(), records, strict=True):
-            totals.add(chunk, source.worker, record)
-    return segments
 
 
 def seal(store: Store, summary: Summary) -> Summary:

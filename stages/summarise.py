@@ -6,6 +6,7 @@ from typing import NamedTuple
 from everplex.stages.copies import Source
 from everplex.stages.derive import derive, macro, perplexity, positions
 from everplex.stages.exact import Tally
+from everplex.stages.judge import Verdict
 from everplex.stages.records import Counts, Plan, Run
 from everplex.stages.summary import Coverage, DeviceRow, Numbers, Summary, WorkerRow
 from everplex.stages.totals import Scope
@@ -35,6 +36,20 @@ def worker_facts(sources: Iterable[Source]) -> list[WorkerFacts]:
         WorkerFacts(s.worker, s.device, s.environment.device_name, s.rank, s.seq, s.store_requests)
         for _, s in sorted(newest.items())
     ]
+
+
+def tell_coverage(verdict: Verdict, set_aside: dict[str, str]) -> Coverage:
+    """Count what the verdict says of the chunks."""
+    return Coverage(
+        chunks=len(verdict.winners),
+        accepted=verdict.accepted,
+        missing=len(verdict.missing),
+        duplicates=verdict.duplicates,
+        conflicts=len(verdict.conflicts),
+        corrupt=len(set_aside),
+        nonfinite=len(verdict.nonfinite),
+        set_aside=[set_aside[key] for key in sorted(set_aside)],
+    )
 
 
 def summarise(

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from everplex.stages.exact import UNIT_EXPONENT, Tally, from_units, products, sum_by_key
+from everplex.stages.ledger import Ledger
 from everplex.stages.records import Plan, Record
 
 BUFFERED_VALUES = 1 << 17
@@ -70,6 +71,20 @@ class Totals:
         self._num_buffered += len(record.doc_tokens) + len(record.position_tokens)
         if self._num_buffered >= BUFFERED_VALUES:
             self._add_rows()
+
+    def add_copies(self, ledger: Ledger, copies: NDArray[np.int64]) -> list[str]:
+        """Read back these rows of the ledger's table and count them; returns the keys of their segments."""
+        table = ledger.copies.table
+        copies = copies[np.lexsort((table["line"][copies], table["source"][copies]))]
+        sources, starts = np.unique(table["source"][copies], return_index=True)
+        lines = dict(zip(sources.tolist(), np.split(table["line"][copies], starts[1:]), strict=False))
+        chunks = np.split(table["chunk"][copies], starts[1:])  # of nothing, one empty piece
+        keys = []
+        for of_source, (source, records) in zip(chunks, ledger.records(lines), strict=False):
+            keys.append(source.key)
+            for chunk, record in zip(of_source.tolist(), records, strict=True):
+                self.add(chunk, source.worker, record)
+        return keys
 
     def flush(self) -> Parts:
         """Add what is buffered; returns the parts of documents that may go on in other chunks."""

@@ -28,7 +28,7 @@ from everplex.stages.records import (
 from everplex.stages.segments import encode_record, encode_segment
 from everplex.storage.codec import canonical_json, compress, same_content, sha256_hex
 from everplex.storage.errors import ObjectExistsError, ObjectNotFoundError
-from everplex.storage.store import Entry
+from everplex.storage.store import Entry, Store
 
 WINDOW = 16
 """Scored tokens of a full window in a made-up plan."""
@@ -146,7 +146,7 @@ class Fabric:
             document_tables=[key],
         )
 
-    def save_tables(self, store: DictStore) -> None:
+    def save_tables(self, store: Store) -> None:
         """Put the tables of documents where the plan says they are."""
         for key, data in self.tables.items():
             store.create(key, data)
@@ -219,7 +219,7 @@ class Fabric:
         return encode_segment(header, [encode_record(record) for record in records])
 
     def put(
-        self, store: DictStore, worker: str, seq: int, records: Iterable[Record], *, device: str = "host-0/cpu",
+        self, store: Store, worker: str, seq: int, records: Iterable[Record], *, device: str = "host-0/cpu",
         first: int | None = None, environment: Environment = ENVIRONMENT,
     ) -> str:  # fmt: skip
         """Write a segment; returns its key."""
@@ -234,7 +234,7 @@ def worker_id(number: int) -> str:
     return hashlib.md5(f"worker {number}".encode(), usedforsecurity=False).hexdigest()
 
 
-def fill(fabric: Fabric, store: DictStore, *, workers: int = 1, per_segment: int = 1) -> None:
+def fill(fabric: Fabric, store: Store, *, workers: int = 1, per_segment: int = 1) -> None:
     """Let `workers` workers, each with a device of its own, record the whole plan once."""
     for number in range(workers):
         rows = range(number, len(fabric.plan.chunks), workers)
