@@ -1,6 +1,7 @@
 """The command line: results on stdout, progress and errors as plain lines on stderr, exit codes 0, 2, 75 and 4."""
 
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
@@ -11,10 +12,15 @@ import typer
 from typer.exceptions import TyperException
 
 from everplex import api
+from everplex.commands import Json, Out, Partial, StoreOption, print_json, register
+from everplex.dry_run import DryRun, dry_run_report, rehearse_settings
 from everplex.settings import CORPUS, MACHINE, MODEL, RUN, Settings, load_toml, make_settings, option_hints
 from everplex.stages.report import plan_facts, plan_report, text_report
 from everplex.stages.summary import Summary
-from everplex.storage.errors import EverplexError
+from everplex.storage.errors import EverplexError, IncompleteError
+
+_INTERRUPTED = 130
+"""What typer returns for a Ctrl-C that no command handles."""
 
 app = typer.Typer(
     name="everplex",
@@ -24,9 +30,6 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Out = Annotated[str, typer.Argument(metavar="OUT", help="Folder or URL of a run.", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-StoreOption = Annotated[list[str] | None, typer.Option(help="key=value for the store; repeatable.")]
 Config = Annotated[str | None, typer.Option(help="TOML file of the same options; the command line wins.")]
 
 
@@ -38,21 +41,21 @@ def main() -> None:
 def run_command_line(arguments: list[str]) -> int:
     """Run one command; returns the exit code. What a user can cause ends in one line on stderr."""
     try:
-        app(arguments, standalone_mode=False)
+        code = app(arguments, prog_name="everplex", standalone_mode=False)
     except TyperException as error:
         message = error.format_message()
         typer.echo(message if message.startswith("Usage") else f"everplex: {message}", err=True)
         return error.exit_code
-    except typer.Exit as done:
-        return done.exit_code
     except EverplexError as error:
         typer.echo(f"everplex: {error}", err=True)
         return error.exit_code
-    return 0
-
-
-def _print_json(value: object) -> None:
-    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    if code == _INTERRUPTED:
+        typer.echo("everplex: interrupted; run the same command again", err=True)
+        return IncompleteError.exit_code
+    return code or 0
 
 
 def _print_version(wanted: bool) -> None:
@@ -109,10 +112,20 @@ def _on_command_line(ctx: typer.Context, name: str) -> bool:
     return source is not None and source.name != "DEFAULT"
 
 
-@_command("run", {CORPUS, MODEL, MACHINE, RUN}, "data")
+@_command("run", {CORPUS, MODEL, MACHINE, RUN}, "data", "dry_run")
 def _run(settings: Settings, as_json: bool) -> None:
     """Plan, evaluate, reduce and report. Run the same command again to resume."""
+    if settings.dry_run:
+        _print_dry_run(rehearse_settings(settings), settings.out, as_json)
+        return
     _print_summary(api.run_settings(settings), str(settings.out), as_json)
+
+
+def _print_dry_run(dry: DryRun, out: str | None, as_json: bool) -> None:
+    if as_json:
+        print_json(dry)
+    else:
+        typer.echo(dry_run_report(dry, out), nl=False)
 
 
 @_command("plan", {CORPUS}, "data", "out", "model", "revision", "trust_remote_code", "store_option", "grace_seconds")
@@ -120,7 +133,7 @@ def _plan(settings: Settings, as_json: bool) -> None:
     """Read the corpus and write the plan: windows in chunks. Needs no model."""
     plan = api.plan_settings(settings)
     if as_json:
-        _print_json(plan_facts(plan))
+        print_json(plan_facts(plan))
     else:
         typer.echo(plan_report(plan, str(settings.out)), nl=False)
 
@@ -134,7 +147,7 @@ def _evaluate(settings: Settings, as_json: bool) -> None:
 @app.command("reduce")
 def _reduce(
     out: Out,
-    partial: Annotated[bool, typer.Option("--partial", help="Give the numbers of what is recorded so far.")] = False,
+    partial: Partial = False,
     as_json: Json = False,
     store_option: StoreOption = None,
 ) -> None:
@@ -145,6 +158,9 @@ def _reduce(
 
 def _print_summary(summary: Summary, out: str, as_json: bool) -> None:
     if as_json:
-        _print_json(summary)
+        print_json(summary)
     else:
         typer.echo(text_report(summary) + f"\nresults: {out}/summary.json")
+
+
+register(app)

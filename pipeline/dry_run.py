@@ -3,17 +3,18 @@
 import os
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from everplex.loading import check_model, check_tokenizer, load_evaluator
-from everplex.planning import make_stored_plan, plan_options
+from everplex.planning import plan_into, plan_options
 from everplex.preempt import Stop
 from everplex.progress import Progress, format_seconds
 from everplex.rank import detect_rank
-from everplex.settings import Settings
+from everplex.settings import Settings, make_settings
 from everplex.stages.checkpoint import locate
 from everplex.stages.chunk import Chunk, decode_chunk
 from everplex.stages.layout import CHUNKS_PREFIX, chunk_key
@@ -66,6 +67,21 @@ class _Scratch:
         """Keep nothing."""
 
 
+def dry_run(data: str | list[str], *, model: str, **options: Any) -> DryRun:
+    """Plan in memory, time one batch, and say what `run` with the same options would take.
+
+    Raises what `run` would raise up to there.
+    """
+    listed = [data] if isinstance(data, str) else list(data)
+    return rehearse_settings(make_settings({"data": listed, "model": model, **options}))
+
+
+def rehearse_settings(settings: Settings) -> DryRun:
+    """Do what `run --dry-run` does."""
+    with closing(Progress()) as progress:
+        return rehearse(settings, progress, Stop(settings.grace_seconds))
+
+
 def rehearse(settings: Settings, progress: Progress, stop: Stop) -> DryRun:
     """Plan in memory and time one batch. Raises what a run would raise up to there."""
     settings.need("data", "model")
@@ -74,7 +90,7 @@ def rehearse(settings: Settings, progress: Progress, stop: Stop) -> DryRun:
     check_model(settings)
     check_tokenizer(settings, plan_options(settings))
     scratch = _Scratch()
-    plan = make_stored_plan(settings, scratch, stop, progress)
+    plan = plan_into(settings, scratch, stop, progress)
     folder = locate(str(settings.model), settings.revision)
     loaded, evaluator = load_evaluator(settings, folder, plan, max(rank.local_world_size, settings.nproc))
     tokens, seconds = _time_batch(evaluator, _largest_chunk(plan, scratch))
@@ -92,11 +108,11 @@ def rehearse(settings: Settings, progress: Progress, stop: Stop) -> DryRun:
     )
 
 
-def dry_run_report(dry: DryRun, out: str) -> str:
+def dry_run_report(dry: DryRun, out: str | None = None) -> str:
     """Return the rehearsal as plain text, ending in a line break."""
-    plan = dry.plan
+    plan, to = dry.plan, "" if out is None else f" to {out}"
     return (
-        f"dry run: nothing was written to {out}\n"
+        f"dry run: nothing was written{to}\n"
         f"protocol: {dry.protocol}\n"
         f"{plan['documents']:,} documents in {plan['groups']:,} groups, {plan['tokens']:,} scored tokens, "
         f"{plan['windows']:,} windows in {plan['chunks']:,} chunks\n"

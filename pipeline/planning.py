@@ -64,12 +64,17 @@ def obtain_plan(settings: Settings, rank: Rank, store: Store, stop: Stop, progre
 
 def make_stored_plan(settings: Settings, store: Store, stop: Stop, progress: Progress) -> Plan:
     """Read the corpus and write the plan into the store."""
+    progress.say(f"planning into {store.url}; chunk inputs there hold the corpus's tokens, results never hold text")
+    return plan_into(settings, store, stop, progress)
+
+
+def plan_into(settings: Settings, store: Store, stop: Stop, progress: Progress) -> Plan:
+    """Make the plan and show how far it is."""
     from everplex.stages.plan import PlanProgress, make_plan
 
     def show(state: PlanProgress) -> None:
         progress.show(f"planning: {state.documents:,} documents, {state.chunks:,} chunks, {state.tokens:,} tokens")
 
-    progress.say(f"planning into {store.url}; chunk inputs there hold the corpus's tokens, results never hold text")
     return make_plan(plan_options(settings), store, progress=show, stop=lambda: bool(stop))
 
 

@@ -13,7 +13,7 @@ from everplex.storage.errors import UsageError
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
-CORPUS, MODEL, RUN, MACHINE = "Corpus and protocol", "Model", "Run", "Machine"
+CORPUS, MODEL, RUN, MACHINE, ONE = "Corpus and protocol", "Model", "Run", "Machine", "Of one command"
 
 
 def _option(panel: str, text: str, **more: Any) -> Any:
@@ -83,7 +83,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     rank: Annotated[int | None, _option(MACHINE, "This process's rank [default: from the environment].", min=0)] = None
     world_size: Annotated[int | None, _option(MACHINE, "Number of ranks [default: the environment's].", min=1)] = None
 
-    dry_run: Annotated[bool, _option(RUN, "Plan in memory, time one batch, say what a run would take.")] = False
+    dry_run: Annotated[bool, _option(ONE, "Plan in memory, time one batch, say what a run would take.")] = False
     max_seconds: Annotated[float | None, _option(RUN, "Stop politely after this long, with exit code 75.")] = None
     grace_seconds: Annotated[float, _option(RUN, "After a signal, exit within this long.", min=1)] = 10.0
     refresh_seconds: Annotated[float, _option(RUN, "Look for other workers' results this often.", min=0)] = 30.0

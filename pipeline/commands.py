@@ -1,0 +1,117 @@
+"""The commands that read a run: status, report, export, upload-spool, doctor."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from everplex import reading
+from everplex.exporting import ExportFormat, write_file
+from everplex.stages.export import TableName
+from everplex.stages.report import text_report
+from everplex.status import Status
+from everplex.status_text import status_line, status_report
+from everplex.storage.errors import IntegrityError
+
+Out = Annotated[str, typer.Argument(metavar="OUT", help="Folder or URL of a run.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Partial = Annotated[bool, typer.Option("--partial", help="Take what is recorded so far.")]
+StoreOption = Annotated[list[str] | None, typer.Option(help="key=value for the store; repeatable.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command("status")(_status)
+    app.command("report")(_report)
+    app.command("export")(_export)
+    app.command("upload-spool")(_upload_spool)
+
+
+def print_json(value: object, *, indent: int = 2) -> None:
+    """Print a typed value as JSON on stdout."""
+    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=indent).decode())
+
+
+def _status(
+    out: Out,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again and again until the run is complete.")] = False,
+    every: Annotated[float, typer.Option(help="Seconds between two looks with --watch.", min=0.1)] = 5.0,
+    as_json: Json = False,
+    store_option: StoreOption = None,
+) -> None:
+    """Show how far a run is, how fast, which workers, what is missing. Changes nothing."""
+    statuses = reading.statuses(out, store_option=store_option)
+    if not watch:
+        status = next(statuses)
+        if as_json:
+            print_json(status)
+        else:
+            typer.echo(status_report(status), nl=False)
+        return
+    with suppress(KeyboardInterrupt):
+        _watch(statuses, every, as_json=as_json)
+
+
+def _watch(statuses: Iterator[Status], every: float, *, as_json: bool) -> None:
+    """Show each status until one is complete: a live page on a terminal, else a line each."""
+    console = Console()
+    if as_json or not console.is_terminal:
+        for status in _until_complete(statuses, every):
+            typer.echo(msgspec.json.encode(status).decode() if as_json else status_line(status))
+            sys.stdout.flush()
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        for status in _until_complete(statuses, every):
+            live.update(Text(status_report(status)), refresh=True)
+
+
+def _until_complete(statuses: Iterator[Status], every: float) -> Iterator[Status]:
+    for status in statuses:
+        yield status
+        if status.state == "complete":
+            return
+        time.sleep(every)
+
+
+def _report(out: Out, as_json: Json = False, store_option: StoreOption = None) -> None:
+    """Print the numbers of a run, complete or not, and publish report.html."""
+    summary = reading.read_summary(out, partial=True, store_option=store_option)
+    if as_json:
+        print_json(summary)
+    else:
+        typer.echo(text_report(summary), nl=False)
+
+
+def _export(  # noqa: PLR0917 - the command's options
+    out: Out,
+    form: Annotated[ExportFormat, typer.Option("--format", help="Form of the file.")],
+    table: Annotated[TableName, typer.Option(help="Which table; lm-eval has its own layout.")] = "groups",
+    output: Annotated[str | None, typer.Option(help="File to write [default: standard output].")] = None,
+    partial: Partial = False,
+    store_option: StoreOption = None,
+) -> None:
+    """Write a table of chunks, documents, groups or workers, or a results file as lm-eval does."""
+    data = reading.export(out, format=form, table=table, partial=partial, store_option=store_option)
+    if output is None:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    else:
+        write_file(output, data)
+
+
+def _upload_spool(out: Out, as_json: Json = False, store_option: StoreOption = None) -> None:
+    """Upload what a vanished store left on this machine."""
+    sent = reading.send_waiting(out, store_option=store_option)
+    if as_json:
+        print_json(sent._asdict())
+    else:
+        typer.echo(f"uploaded {sent.uploaded} segments to {out}")
+    if sent.refused:
+        raise IntegrityError("; ".join(sent.refused))
