@@ -142,9 +142,12 @@ class Worker:
                     raise chunk
                 if not self._is_wanted(take):
                     continue
-                if self.evaluated % SENTINELS_EVERY == 0:
-                    self._evaluate_sentinels(evaluator, writer)
-                record = self._evaluate(evaluator, take, chunk)
+                try:
+                    if self.evaluated % SENTINELS_EVERY == 0:
+                        self._evaluate_sentinels(evaluator, writer)
+                    record = self._evaluate(evaluator, take, chunk)
+                except IncompleteError:  # asked to stop: the batch in flight is dropped
+                    return
                 writer.submit(record)
                 with self._changed:
                     self._schedule.ended(take, record.seconds)
@@ -167,7 +170,7 @@ class Worker:
             take.chunk,
             self._contents[take.chunk],
             chunk,
-            evaluator.evaluate(chunk),
+            evaluator.evaluate(chunk, stop=lambda: bool(self._run.stop)),
             kind=take.kind,
             rank=self._run.rank.rank,
         )

@@ -19,7 +19,7 @@ from everplex.stages.model import LoadedModel
 from everplex.stages.score import Batch, Scorer, losses
 from everplex.stages.stopwatch import Stopwatch
 from everplex.stages.tally import Losses
-from everplex.storage.errors import UsageError
+from everplex.storage.errors import IncompleteError, UsageError
 
 PROCESSOR_BATCH_TOKENS = 2048
 """What `auto` is on a processor, where larger batches are no faster and memory refuses nothing until it is too late."""
@@ -44,7 +44,7 @@ class Evaluator:
         self._watch = Stopwatch(running=profile, synchronize=self._synchronize)
         self._scorer = Scorer(loaded, self._watch)
         on_processor = loaded.device.type == "cpu"
-        self._overhead_tokens = 32 if on_processor else 64
+        self._overhead_tokens = 16 if on_processor else 64
         self._batch_tokens = PROCESSOR_BATCH_TOKENS if batch_tokens == "auto" and on_processor else batch_tokens
         reason = self._scorer.verdict.reason
         self.notes = [f"{loaded.folder.name}: evaluating with whole logits, since {reason}"] if reason else []
@@ -56,17 +56,23 @@ class Evaluator:
         return dict(self._watch.seconds)
 
     @torch.inference_mode()
-    def evaluate(self, chunk: Chunk) -> Losses:
-        """Return the losses of a chunk. Raises UsageError where memory holds not even one of its windows."""
+    def evaluate(self, chunk: Chunk, *, stop: Callable[[], bool] = lambda: False) -> Losses:
+        """Return the losses of a chunk.
+
+        Raises UsageError where memory holds not even one of its windows, and IncompleteError when `stop`, which is
+        asked before each batch, says so.
+        """
         start = time.perf_counter()
         batch_tokens = self._find_batch_tokens(chunk) if self._batch_tokens == "auto" else self._batch_tokens
-        while (found := self._attempt(chunk, batch_tokens)) is None:
+        while (found := self._attempt(chunk, batch_tokens, stop)) is None:
             batch_tokens = self._back_off(chunk, batch_tokens)
         self._batch_tokens = batch_tokens
         nll_S, batch_shape = found
         return Losses(nll_S, batch_shape, batch_tokens, time.perf_counter() - start)
 
-    def _attempt(self, chunk: Chunk, batch_tokens: int) -> tuple[NDArray[np.float64], list[tuple[int, int]]] | None:
+    def _attempt(
+        self, chunk: Chunk, batch_tokens: int, stop: Callable[[], bool]
+    ) -> tuple[NDArray[np.float64], list[tuple[int, int]]] | None:
         """Evaluate a chunk; None where memory refused."""
         with self._watch("batching"):
             batches = list(make_batches(chunk, batch_tokens, self._overhead_tokens))
@@ -76,6 +82,9 @@ class Evaluator:
             return nll_S, shapes
         try:
             for batch in batches:
+                if stop():
+                    self._scorer.reset()
+                    raise IncompleteError("stopped in the middle of a chunk")
                 self._scorer.add(self._to_device(batch))
             parts_3S = self._scorer.finish()
             with self._watch("d2h"):
