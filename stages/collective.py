@@ -16,7 +16,7 @@ from everplex.stages.copies import COPY, SENTINEL, Copies, Source
 from everplex.stages.coverage import whole_counts
 from everplex.stages.exact import NUM_LIMBS, Tally, from_limbs, to_limbs
 from everplex.stages.gathering import CollectiveFailed, Gathering, Meeting, gather
-from everplex.stages.health import device_rows
+from everplex.stages.health import examine
 from everplex.stages.judge import MISSING, Policy, Verdict, judge
 from everplex.stages.layout import SEGMENTS_PREFIX, parse_segment_key
 from everplex.stages.ledger import Ledger
@@ -47,6 +47,7 @@ class _Judged(NamedTuple):
 
     verdict: Verdict
     winners: NDArray[np.int64]
+    gathered: Copies
 
 
 def collective_reduce(plan: Plan, run: Run, store: Store, meeting: Meeting, *, policy: Policy | None = None) -> Summary:
@@ -73,7 +74,7 @@ def _merge(plan: Plan, run: Run, store: Store, group: Gathering, policy: Policy)
     facts = group.gather_json(mine, tuple[list[Source], dict[str, str], list[str]])
     sources = [source for of_rank, _, _ in facts for source in of_rank]
     first = sum(len(of_rank) for of_rank, _, _ in facts[: group.rank])
-    verdict, winners = _judge_together(_Share(ledger.copies, sources, first), len(plan.chunks), group, policy)
+    verdict, winners, judged = _judge_together(_Share(ledger.copies, sources, first), len(plan.chunks), group, policy)
     coverage = tell_coverage(verdict, {key: text for _, aside, _ in facts for key, text in aside.items()})
     if coverage.accepted < coverage.chunks:
         raise CollectiveFailed(f"{coverage.chunks - coverage.accepted} of {coverage.chunks} chunks do not count")
@@ -91,7 +92,7 @@ def _merge(plan: Plan, run: Run, store: Store, group: Gathering, policy: Policy)
         whole_counts(plan),
         coverage=coverage,
         workers=worker_facts(sources),
-        devices=device_rows(verdict, (source.device for source in sources)),
+        health=examine(verdict, judged),
         segments={key for _, _, current in facts for key in current} if verdict.mismatches else all_counted,
         reduced_by="collective",
     )
@@ -142,7 +143,7 @@ def _judge_together(share: _Share, num_chunks: int, group: Gathering, policy: Po
         winners=np.where(counted > 0, unjudged, verdict.winners),
         winners_before=np.where(lone_chunks, unjudged, verdict.winners_before),
     )
-    return _Judged(verdict, winners)
+    return _Judged(verdict, winners, gathered)
 
 
 def _add_tallies(tallies: dict[Scope, Tally], group: Gathering) -> dict[Scope, Tally]:

@@ -1,9 +1,10 @@
 """The offline merge: from everything in the store to a summary, and the seal of a complete one."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from everplex.stages.coverage import covered_documents, nothing_covered, whole_counts
-from everplex.stages.health import device_rows
+from everplex.stages.health import examine
 from everplex.stages.judge import MISSING, Policy, judge
 from everplex.stages.layout import SEGMENTS_PREFIX, SUMMARY_KEY
 from everplex.stages.ledger import Ledger
@@ -44,7 +45,7 @@ def reduce(
         whole_counts(plan) if covered is None else covered.counts,
         coverage=coverage,
         workers=worker_facts(copies.sources),
-        devices=device_rows(verdict, (source.device for source in copies.sources)),
+        health=examine(verdict, copies),
         # where evaluations disagreed, those that outvoted them are part of the result
         segments=(source.key for source in copies.current) if verdict.mismatches else counted,
         reduced_by="offline merge",
@@ -75,8 +76,11 @@ def seal(store: Store, summary: Summary) -> Summary:
     return summary
 
 
-def check_sums(sealed: Summary, found: Summary, where: str) -> None:
-    """Raise IntegrityError naming the first number in which a summary differs from the sealed one."""
+def check_sums(sealed: Summary, found: Summary, where: str, fields: Sequence[str] = SUMS) -> None:
+    """Raise IntegrityError naming the first of the `fields` in which a summary differs from the sealed one.
+
+    With `Numbers.__struct_fields__` as the fields, every number has to be the same.
+    """
     pairs: list[tuple[str, object, object]] = [
         ("run", sealed.run, found.run),
         ("plan", sealed.plan, found.plan),
@@ -84,7 +88,9 @@ def check_sums(sealed: Summary, found: Summary, where: str) -> None:
     ]
     numbers: list[tuple[str, Numbers, Numbers]] = [("all", sealed, found)]
     numbers += [(name, sealed.groups[name], found.groups[name]) for name in sealed.groups if name in found.groups]
-    pairs += [(f"{field} of {name}", getattr(a, field), getattr(b, field)) for name, a, b in numbers for field in SUMS]
+    pairs += [
+        (f"{field} of {name}", getattr(a, field), getattr(b, field)) for name, a, b in numbers for field in fields
+    ]
     for what, expected, value in pairs:
         if expected != value:
             raise IntegrityError(

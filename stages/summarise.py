@@ -6,9 +6,10 @@ from typing import NamedTuple
 from everplex.stages.copies import Source
 from everplex.stages.derive import derive, macro, perplexity, positions
 from everplex.stages.exact import Tally
+from everplex.stages.health import Health, with_speed
 from everplex.stages.judge import Verdict
 from everplex.stages.records import Counts, Plan, Run
-from everplex.stages.summary import Coverage, DeviceRow, Numbers, Summary, WorkerRow
+from everplex.stages.summary import Coverage, Numbers, Summary, WorkerRow
 from everplex.stages.totals import Scope
 
 
@@ -60,7 +61,7 @@ def summarise(
     *,
     coverage: Coverage,
     workers: Iterable[WorkerFacts],
-    devices: list[DeviceRow],
+    health: Health,
     segments: Iterable[str],
     reduced_by: str,
 ) -> Summary:
@@ -73,6 +74,8 @@ def summarise(
         total += tally
         total_counts += counts[index]
     numbers = derive(total, total_counts, plan.protocol)
+    rows = [_worker_row(facts, tallies.get(("worker", facts.worker), Tally())) for facts in workers]
+    before = total + health.withdrawn
     return Summary(
         **{name: getattr(numbers, name) for name in Numbers.__struct_fields__},
         complete=coverage.accepted == coverage.chunks,
@@ -85,8 +88,10 @@ def summarise(
         macro=macro(groups.values()),
         positions=positions(total, "position"),
         document_lengths=positions(total, "length"),
-        workers=[_worker_row(facts, tallies.get(("worker", facts.worker), Tally())) for facts in workers],
-        devices=devices,
+        workers=rows,
+        devices=with_speed(health.devices, rows),
+        agreement=health.agreement,
+        perplexity_before=perplexity(before.value("nll"), before.number("tokens")) if health.convicted else None,
         coverage=coverage,
         segments=sorted(segments),
         reduced_by=reduced_by,

@@ -68,6 +68,18 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     evidence: list[str] = []
     audited: int = 0
     mismatches: int = 0
+    speed: Literal["usual", "slow", "not compared"] = "not compared"
+    """Against devices of the same name; says nothing about health."""
+
+
+class AgreementRow(msgspec.Struct, frozen=True, kw_only=True):
+    """How far apart two environments are on the same chunks: what a comparison across them is worth."""
+
+    environments: list[str]
+    spread: float
+    """Median difference of the sentinels, in nats per token."""
+    tolerance: float
+    """What still counts as agreement, in nats per token."""
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +118,9 @@ class Summary(Numbers, frozen=True, kw_only=True):
     document_lengths: list[PositionRow] = []
     workers: list[WorkerRow] = []
     devices: list[DeviceRow] = []
+    agreement: list[AgreementRow] = []
+    perplexity_before: float | None = None
+    """With the evaluations of convicted devices; None where no device is convicted."""
     coverage: Coverage
     segments: list[str] = []
     """Keys of exactly the segments that are counted, sorted."""
