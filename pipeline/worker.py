@@ -8,7 +8,7 @@ thread evaluates, the writer's thread acknowledges. All decisions are made by st
 import threading
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +58,7 @@ class Worker:
         )
         self._policy = Policy(audit_fraction=run.settings.audit)
         self._changed = threading.Condition()
+        self._ended = False
 
     def work(self) -> Outcome:
         """Evaluate until there is nothing left for this worker; returns where its records are.
@@ -91,9 +92,10 @@ class Worker:
         )
         run.stop.on_last_resort(writer.close)
         with writer:
-            with closing(self._evaluations(evaluator, writer)) as evaluations:
-                for _ in evaluations:
-                    pass
+            try:
+                self._evaluate_all(evaluator, writer)
+            finally:
+                self._ended = True  # for the loading thread
             outcome = writer.close(run.stop.seconds_left() if run.stop else _LEAVE_SECONDS)
         return self._leave(outcome)
 
@@ -130,8 +132,8 @@ class Worker:
     def _note_durable(self, receipts: Sequence[Receipt]) -> None:
         self._schedule.durable(receipts, time.monotonic())
 
-    def _evaluations(self, evaluator: "Evaluator", writer: WriterThread) -> Generator[None]:
-        """Evaluate what the loading thread brings; yields after each chunk."""
+    def _evaluate_all(self, evaluator: "Evaluator", writer: WriterThread) -> None:
+        """Evaluate what the loading thread brings."""
         from everplex.stages.loader import prefetch
 
         with closing(prefetch(self._takes(), self._fetch, depth=LOOKAHEAD)) as held:
@@ -154,7 +156,6 @@ class Worker:
                     self._changed.notify_all()
                 self.evaluated += 1
                 self._progress.evaluated(take.chunk, record.nll)
-                yield
 
     def _is_wanted(self, take: Take) -> bool:
         """Whether nobody has recorded a chunk since it was taken; gives it back if somebody has."""
@@ -191,7 +192,7 @@ class Worker:
 
     def _takes(self) -> Iterator[Take]:
         """Ask the schedule, in the loading thread, and do what it says until there is nothing left."""
-        while not self._run.stop:
+        while not (self._run.stop or self._ended):
             with self._changed:
                 match self._schedule.take(time.monotonic()):
                     case Take() as take:
