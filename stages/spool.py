@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from everplex.stages.layout import SEGMENTS_PREFIX
 from everplex.stages.segments import decode_segment
@@ -23,7 +24,7 @@ from everplex.storage.errors import (
 from everplex.storage.local import LocalStore, cache_folder
 from everplex.storage.store import Store
 
-__all__ = ["LocalSpool", "Uploaded", "spool_folder", "upload_spool"]
+__all__ = ["ListedSpool", "LocalSpool", "Uploaded", "spool_folder", "upload", "upload_spool"]
 
 _RUN_ID = re.compile(r"[0-9a-f]{16}")
 
@@ -35,12 +36,38 @@ def spool_folder(run_id: str) -> Path:
     return cache_folder() / "spool" / run_id
 
 
+class ListedSpool(Protocol):
+    """A spool that says what is in it."""
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        ...
+
+    def keys(self) -> Iterator[str]:
+        """Every segment that waits."""
+        ...
+
+    def get(self, key: str) -> bytes:
+        """Return a segment. Raises ObjectNotFoundError."""
+        ...
+
+    def remove(self, key: str) -> None:
+        """Forget a segment."""
+        ...
+
+
 class LocalSpool:
     """The spool of one run on this machine. Nothing is made before the first segment is kept."""
 
     def __init__(self, run_id: str) -> None:
         self.folder = spool_folder(run_id)
         self._store = LocalStore(self.folder)
+
+    @property
+    def url(self) -> str:
+        """The folder."""
+        return str(self.folder)
 
     def create(self, key: str, data: bytes) -> None:
         """Keep a segment, durably. Raises StoreError where the disk refuses."""
@@ -83,7 +110,18 @@ def upload_spool(
     May be repeated, interrupted and run twice at once. A damaged segment, or one of another run or plan, is left where
     it is and named. Raises StoreError where the store doesn't take a segment; the rest stays for the next time.
     """
-    spool = LocalSpool(run_id)
+    return upload(LocalSpool(run_id), store, run_id, plan_digest, stop=stop)
+
+
+def upload(
+    spool: ListedSpool,
+    store: Store,
+    run_id: str,
+    plan_digest: str | None = None,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+) -> Uploaded:
+    """Upload what waits in any spool, as `upload_spool` does."""
     result = Uploaded()
     for key in sorted(spool.keys()):
         if stop():
@@ -96,7 +134,7 @@ def upload_spool(
             _check(key, data, run_id, plan_digest)
             store.create(key, data)
         except (CorruptObjectError, ObjectExistsError) as error:
-            result.refused.append(f"{spool.folder / key}: left in the spool ({error})")
+            result.refused.append(f"{spool.url}/{key}: left in the spool ({error})")
             continue
         spool.remove(key)
         result.keys.append(key)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Self
 
 from everplex.stages.records import Header, Record
-from everplex.stages.writer import Change, Outcome, Receipt, Spool, Step, Writer, perform
+from everplex.stages.writer import Outcome, Receipt, Spool, Step, Writer, perform
 from everplex.storage.errors import StoreError
 from everplex.storage.store import Store
 
@@ -117,30 +117,27 @@ class WriterThread:
         try:
             self._pump(self._open_store())
         except BaseException as error:  # noqa: BLE001 - it is raised in the evaluator's thread
-            with self._changed:
-                self._writer.fail(error)
-        finally:
-            with self._changed:
-                self._changed.notify_all()
+            self._tell(partial(self._writer.fail, error))
 
     def _pump(self, store: Store) -> None:
         while (step := self._await_step()) is not None:
             try:
                 header = perform(step, store, self._spool, self._header)
             except Exception as error:  # noqa: BLE001 - the writer decides what it means
-                change = self._tell(partial(self._writer.failed, error, self._clock()))
+                self._tell(partial(self._writer.failed, error, self._clock()))
             else:
-                change = self._tell(partial(self._writer.succeeded, self._clock(), header))
-            if change.durable:
-                self._on_durable(change.durable)
-            if change.aside:
-                self._on_aside(change.aside)
+                self._tell(partial(self._writer.succeeded, self._clock(), header))
 
-    def _tell(self, event: Callable[[], Change]) -> Change:
+    def _tell(self, event: Callable[[], None]) -> None:
+        """Tell the writer of an event, and everyone of what it settled."""
         with self._changed:
-            change = event()
+            event()
+            change = self._writer.changes()
             self._changed.notify_all()
-            return change
+        if change.durable:
+            self._on_durable(change.durable)
+        if change.aside:
+            self._on_aside(change.aside)
 
     def _await_step(self) -> Step | None:
         with self._changed:

@@ -61,7 +61,7 @@ class Receipt(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What the end of a step settled."""
+    """What was settled since the last time."""
 
     durable: list[Receipt]
     """In the store since."""
@@ -124,6 +124,7 @@ class Writer:
         spooling: bool = True,
         spool_cap: int = 1024,
         cooldown_seconds: float = 30.0,
+        rollup_every: int = ROLLUP_EVERY,
     ) -> None:
         """Make an empty writer.
 
@@ -135,6 +136,7 @@ class Writer:
         self._spooling = spooling
         self._spool_cap = spool_cap
         self._cooldown = cooldown_seconds
+        self._rollup_every = rollup_every
         self._queue: deque[tuple[bytes, Receipt]] = deque()
         self._sealed: _Segment | None = None
         self._to_spool = False
@@ -146,6 +148,8 @@ class Writer:
         self._collisions = 0
         self._retry_at = float("-inf")
         self._stored = 0
+        self._durable: list[Receipt] = []
+        self._aside: list[Receipt] = []
         self._spooled: dict[str, list[Receipt]] = {}
         self._lost: dict[str, list[Receipt]] = {}
         self._closing = False
@@ -211,8 +215,6 @@ class Writer:
         return self._step
 
     def _choose(self, now: float) -> Step | None:
-        if self.failure is not None and not self._spooling:
-            self.fail(self.failure)
         if self._ended:
             return None
         if self._sealed is not None:
@@ -234,11 +236,17 @@ class Writer:
         """Return when to look again although nothing happened; None for never."""
         return max(0.0, self._retry_at - now) if self._spooled and self.failure is None else None
 
-    def succeeded(self, now: float, header: Header | None = None) -> Change:
+    def changes(self) -> Change:
+        """Return what was settled since the last call; to be asked after every event."""
+        change = Change(self._durable, self._aside)
+        self._durable, self._aside = [], []
+        return change
+
+    def succeeded(self, now: float, header: Header | None = None) -> None:
         """Take note that the step ended well; a header step brings the header."""
         step = self._end_step()
         if step is None:
-            return Change([], [])
+            return
         if step.do == "header":
             assert header is not None  # perform() gives one
             self._header = header
@@ -246,14 +254,14 @@ class Writer:
                 self._sealed = self._seal(header)
             except Exception as error:  # noqa: BLE001 - whatever it is, it is raised at the next submit
                 self.fail(error)
-            return Change([], [])
-        if step.do == "spool":
-            return self._put_aside(self._spooled)
-        self._retry_at = now
-        self._collisions = 0
-        durable = self._recovered(step.key) if step.do == "recover" else self._acknowledged()
-        self._stored += len(durable)
-        return Change(durable, [])
+        elif step.do == "spool":
+            self._put_aside(self._spooled)
+        else:
+            self._retry_at = now
+            self._collisions = 0
+            durable = self._recovered(step.key) if step.do == "recover" else self._acknowledged()
+            self._stored += len(durable)
+            self._durable += durable
 
     def _recovered(self, key: str) -> list[Receipt]:
         for segment in self._history:
@@ -272,30 +280,29 @@ class Writer:
         segment.accounted, segment.data, segment.repeats = True, b"", []
         return durable
 
-    def failed(self, error: Exception, now: float) -> Change:
+    def failed(self, error: Exception, now: float) -> None:
         """Take note that the step ended with an error."""
         step = self._end_step()
         if step is None:
-            return Change([], [])
+            return
         if step.do == "store":
-            return self._store_failed(error, now)
-        if step.do == "spool":
-            return self._put_aside(self._lost)
-        if step.do == "header":
+            self._store_failed(error, now)
+        elif step.do == "spool":
+            self._put_aside(self._lost)
+        elif step.do == "header":
             self.fail(error)
         elif isinstance(error, StoreUnavailableError):
             self._outage(now)
         elif isinstance(error, (_SpoolError, ObjectExistsError)):
             self._lost[step.key] = self._spooled.pop(step.key)
         else:
-            self.failure = error
-        return Change([], [])
+            self._fail_with(error)
 
     def _end_step(self) -> Step | None:
         step, self._step = self._step, None
         return None if self._ended else step
 
-    def _store_failed(self, error: Exception, now: float) -> Change:
+    def _store_failed(self, error: Exception, now: float) -> None:
         assert self._sealed is not None
         if isinstance(error, ObjectExistsError) and self._collisions < MAX_COLLISIONS:
             # Something else lies under our key, such as a torn write: the same records under the next one.
@@ -303,59 +310,64 @@ class Writer:
             segment, self._sealed = self._sealed, None
             segment.accounted = True
             self._queue.extendleft(reversed(list(zip(segment.lines, segment.receipts, strict=True))))
-            return Change([], [])
+            return
         if isinstance(error, StoreUnavailableError):
             self._outage(now)
         else:
-            self.failure = error
+            self._fail_with(error)
         self._to_spool = self._spooling
-        return Change([], []) if self._spooling else self._put_aside(self._lost)
+        if not self._spooling:
+            self._put_aside(self._lost)
 
     def _outage(self, now: float) -> None:
         self._retry_at = now + max(self._cooldown, now - self._started)
         self._gave_up = self._closing
 
-    def _put_aside(self, where: dict[str, list[Receipt]]) -> Change:
+    def _put_aside(self, where: dict[str, list[Receipt]]) -> None:
         """End the sealed segment without the store."""
         assert self._sealed is not None
         segment, self._sealed, self._to_spool = self._sealed, None, False
         where[segment.key] = segment.receipts
+        self._aside += segment.receipts
         segment.data, segment.repeats = b"", []
         spooled = sum(map(len, self._spooled.values()))
         lost = sum(map(len, self._lost.values()))
         if spooled + lost >= self._spool_cap and self.failure is None:
-            self.failure = StoreUnavailableError(
-                "write",
-                "segments",
-                f"the store has not answered for {spooled + lost} chunks ({spooled} of them are in the local spool)",
-                "run the same command again on this machine when the store is back",
+            self._fail_with(
+                StoreUnavailableError(
+                    "write",
+                    "segments",
+                    f"the store has not taken {spooled + lost} chunks ({spooled} of them are in the local spool)",
+                    "run the same command again on this machine when the store is back",
+                )
             )
-        return Change([], segment.receipts)
 
     def _seal(self, header: Header) -> _Segment:
         """Make the next segment of all that is queued; every 64th repeats the records of the previous 63."""
         segment = _Segment(self._seq, [line for line, _ in self._queue], [receipt for _, receipt in self._queue])
-        lines: list[bytes] = []
-        if (segment.seq + 1) % ROLLUP_EVERY == 0:
-            segment.repeats = self._history
-            lines = [line for earlier in segment.repeats for line in earlier.lines]
+        is_rollup = (segment.seq + 1) % self._rollup_every == 0
+        segment.repeats = self._history if is_rollup else []
+        lines = [line for earlier in segment.repeats for line in earlier.lines]
         first = segment.repeats[0].seq if segment.repeats else segment.seq
         header = msgspec.structs.replace(header, seq=segment.seq, first=first)
         segment.key, segment.data = encode_segment(header, [*lines, *segment.lines])
         self._seq += 1
         self._queue.clear()
-        self._history = [] if (segment.seq + 1) % ROLLUP_EVERY == 0 else [*self._history, segment]
+        self._history = [] if is_rollup else [*self._history, segment]
         return segment
+
+    def _fail_with(self, error: Exception) -> None:
+        """Fail, but save what is queued, if there is a spool."""
+        self.failure = error
+        if not self._spooling:
+            self._drop_queue()
 
     def fail(self, error: BaseException) -> None:
         """Fail for good: what is queued or in flight is lost, and `error` is raised at the next submit."""
         self.failure = self.failure or error
         if self._sealed is not None:
-            self._lost[self._sealed.key] = self._sealed.receipts
-            self._sealed = None
-        if self._queue:
-            self._lost[""] = [*self._lost.get("", []), *(receipt for _, receipt in self._queue)]
-            self._queue.clear()
+            self._put_aside(self._lost)
+        self._drop_queue()
 
     def abandon(self) -> list[Step]:
         """End at once, whatever is in flight; returns the segments to spool (tell `lose` of those that cannot be).
@@ -368,13 +380,17 @@ class Writer:
                 assert self._header is not None
                 self._sealed = self._seal(self._header)
             steps.append(Step("spool", self._sealed.key, self._sealed.data))
-            self._spooled[self._sealed.key] = self._sealed.receipts
-            self._sealed = None
-        if self._queue:
-            self._lost[""] = [*self._lost.get("", []), *(receipt for _, receipt in self._queue)]
-            self._queue.clear()
+            self._put_aside(self._spooled)
+        self._drop_queue()
         self._closing = self._ended = True
         return steps
+
+    def _drop_queue(self) -> None:
+        if self._queue:
+            receipts = [receipt for _, receipt in self._queue]
+            self._lost[""] = [*self._lost.get("", []), *receipts]
+            self._aside += receipts
+            self._queue.clear()
 
     def lose(self, key: str) -> None:
         """Take note that a segment of `abandon` could not be spooled."""
