@@ -49,6 +49,8 @@ class GroupPlan(ABC):
 
     def __init__(self, name: str, options: PlanOptions, encoder: Encoder) -> None:
         self.chunks: list[ChunkRow] = []
+        self.num_tokens = 0
+        """Scored tokens of the chunks so far."""
         self._name = name
         self._key = group_key(name)
         self._protocol = encoder.protocol
@@ -85,6 +87,7 @@ class GroupPlan(ABC):
         chunk, counts = bundle
         content = chunk.content()
         key = chunk_key(chunk_id(self._key, len(self.chunks)), content)
+        self.num_tokens += chunk.num_scored
         self.chunks.append(ChunkRow(content, chunk.num_rows, chunk.num_inputs, chunk.num_scored, counts))
         yield Output(key, partial(encode_chunk, chunk))
 

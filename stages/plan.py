@@ -15,7 +15,7 @@ from everplex.stages.corpus import Corpus, current_spec
 from everplex.stages.documents import Document
 from everplex.stages.encode import Encoder
 from everplex.stages.grouping import ChunkRow, GroupPlan, Output, make_group
-from everplex.stages.plan_options import PlanOptions
+from everplex.stages.plan_options import PlanOptions, check_options
 from everplex.stages.records import ChunkTable, Plan
 from everplex.stages.stored import compare_plans, save_plan
 from everplex.storage.errors import IncompleteError, ObjectExistsError, UsageError
@@ -103,6 +103,7 @@ def check_plan(stored: Plan, options: PlanOptions, *, verify_data: bool = False)
 
 
 def _encoder(options: PlanOptions) -> Encoder:
+    check_options(options)
     if options.chunk_tokens < 1:
         raise UsageError(f"--chunk-tokens: expected at least 1, found {options.chunk_tokens}")
     return Encoder(options)
@@ -123,11 +124,11 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 def _progress(num_documents: int, groups: Iterable[GroupPlan], corpus: Corpus) -> PlanProgress:
-    chunks = [group.chunks for group in groups]
+    totals = [(group.num_tokens, len(group.chunks)) for group in groups]
     return PlanProgress(
         documents=num_documents,
-        tokens=sum(row.tokens for rows in chunks for row in rows),
-        chunks=sum(map(len, chunks)),
+        tokens=sum(tokens for tokens, _ in totals),
+        chunks=sum(chunks for _, chunks in totals),
         read_bytes=corpus.read_bytes,
         total_bytes=corpus.total_bytes,
     )

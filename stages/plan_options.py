@@ -4,7 +4,9 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["Content", "Format", "LossOn", "PlanOptions", "TextDocuments"]
+from everplex.storage.errors import UsageError
+
+__all__ = ["Content", "Format", "LossOn", "PlanOptions", "TextDocuments", "check_options", "reading_options"]
 
 Format = Literal["auto", "jsonl", "text", "parquet", "arrow", "npy", "bin"]
 Content = Literal["text", "messages", "completion"]
@@ -56,6 +58,14 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     seed: int = 0
     hash_ids: bool = False
     """Keep digests of document ids in place of the ids."""
+
+
+def check_options(options: PlanOptions) -> PlanOptions:
+    """Return the options, every value of the type that it should have. Raises UsageError naming the one that is not."""
+    try:
+        return msgspec.convert(msgspec.structs.asdict(options), PlanOptions)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"options of planning: {error}") from error
 
 
 _READING = (

@@ -49,9 +49,10 @@ def expand(patterns: Sequence[str]) -> list[str]:
         found += _expand_local(plain) if is_local(plain) else _expand_remote(plain)
     seen: set[str] = set()
     for url in found:
-        if url in seen:
+        place = os.path.realpath(url) if is_local(url) else url
+        if place in seen:
             raise UsageError(f"{url} is named twice; its documents would count twice, so name it once")
-        seen.add(url)
+        seen.add(place)
     return found
 
 
@@ -262,7 +263,7 @@ def _open_raw(url: str) -> BinaryIO:
 def _filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     try:
         # Cached listings miss objects that are there.
-        filesystem, path = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
+        filesystem, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
     except ValueError as error:
         raise UsageError(f"{url}: {error}; use a local path or a scheme such as s3://, gs://, https://") from error
     except ImportError as error:

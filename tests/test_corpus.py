@@ -9,6 +9,7 @@ from typing import Any
 import fsspec
 import pytest
 import zstandard
+from support.s3 import serve_s3
 
 from everplex.stages.corpus import Corpus
 from everplex.stages.plan import make_plan
@@ -225,3 +226,31 @@ def test_file_named_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_bytes(LINES)
     with pytest.raises(UsageError, match="named twice"):
         texts(tmp_path / "c.jsonl", tmp_path / "*.jsonl")
+    with pytest.raises(UsageError, match="named twice"):
+        texts(tmp_path / "c.jsonl", f"{tmp_path}/../{tmp_path.name}/c.jsonl")
+
+
+def test_corpus_on_s3(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Globs and single objects of a bucket; what is not there, and a server that is gone, are told apart."""
+    with serve_s3() as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        url = server.make_bucket("corpus")
+        server.put("corpus", "a/1.jsonl.zst", zstd(LINES))
+        server.put("corpus", "a/2.jsonl", b'{"text": "four"}')
+        assert texts(f"{url}/a/*.jsonl*") == ["one", "two", "three", "four"]
+        server.put("corpus", "a/3.jsonl", b'{"text": "five"}')
+        assert texts(f"{url}/a/*.jsonl") == ["four", "five"]
+        assert texts(f"{url}/a/3.jsonl") == ["five"]
+        with pytest.raises(UsageError, match="no such file"):
+            texts(f"{url}/a/9.jsonl")
+
+
+@pytest.mark.parametrize(("option", "value"), [
+    ("format", "csv"), ("content", "texts"), ("text_documents", "page"), ("loss_on", "user"), ("context", "long"),
+])  # fmt: skip
+def test_value_that_an_option_does_not_take_is_refused(tmp_path: Path, option: str, value: str) -> None:
+    """A misspelt choice never falls back to another one."""
+    chosen: dict[str, Any] = {option: value}
+    with pytest.raises(UsageError, match=option):
+        make_plan(PlanOptions(data=["c.jsonl"], tokenizer="t", **chosen), LocalStore(tmp_path / "out"))

@@ -3,13 +3,14 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.corpora import make_documents, write_jsonl
+from support.faulty import FaultyStore
 
 from everplex.stages.chunk import Chunk
 from everplex.stages.encode import count_text
@@ -18,7 +19,14 @@ from everplex.stages.plan import PlanOptions, PlanProgress, check_plan, make_pla
 from everplex.stages.records import Counts, DocumentRow, Plan
 from everplex.stages.stored import load_chunk, load_plan
 from everplex.storage.codec import decompress
-from everplex.storage.errors import EverplexError, IdentityMismatch, IncompleteError, ObjectNotFoundError, UsageError
+from everplex.storage.errors import (
+    EverplexError,
+    IdentityMismatch,
+    IncompleteError,
+    ObjectNotFoundError,
+    StoreUnavailableError,
+    UsageError,
+)
 from everplex.storage.local import LocalStore
 
 BOS = 256
@@ -228,6 +236,28 @@ def test_interrupted_planning_is_resumed(tmp_path: Path, tiny_model: Path) -> No
     with pytest.raises(ObjectNotFoundError):
         store.get(PLAN_KEY)
     assert make_plan(chosen, store) == make_plan(chosen, LocalStore(tmp_path / "undisturbed"))
+
+
+@pytest.mark.parametrize("when", ["before", "after", "torn"])
+def test_planning_that_fails_at_any_create_leaves_no_part_of_a_plan(
+    tmp_path: Path, tiny_model: Path, when: Literal["before", "after", "torn"]
+) -> None:
+    """Fail at create 1, 2, 3, … until nothing fails: no plan or the whole one, and the next run completes it."""
+    data = write_jsonl(tmp_path / "c.jsonl", make_documents(8))
+    chosen = options(tiny_model, data, group_by="topic", chunk_tokens=256)
+    expected = make_plan(chosen, LocalStore(tmp_path / "undisturbed"))
+    num_creates = len(expected.chunks) + len(expected.groups) + 1
+    for number in range(1, num_creates + 1):
+        inner = LocalStore(tmp_path / f"out-{number}")
+        with pytest.raises(StoreUnavailableError):
+            make_plan(chosen, FaultyStore(inner, fail_at=number, when=when, verbs=["create"]))
+        if PLAN_KEY in [entry.key for entry in inner.list()]:
+            assert (number, when) == (num_creates, "after")
+            assert load_plan(inner) == expected
+        assert make_plan(chosen, inner) == expected
+    undisturbed = FaultyStore(LocalStore(tmp_path / "out"), fail_at=num_creates + 1, verbs=["create"])
+    assert make_plan(chosen, undisturbed) == expected
+    assert undisturbed.fired == 0
 
 
 def test_progress_ends_at_the_whole_corpus(tmp_path: Path, tiny_model: Path) -> None:

@@ -1,5 +1,7 @@
 """Plans of every protocol on real token ids: joins, special tokens, and equality with lm-eval's own tokenisation."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,7 @@ def adding(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def rows_of(tmp_path: Path, tokenizer: Path, texts: list[str], **more: Any) -> tuple[Plan, list[Row]]:
     """Plan texts as one group; returns the plan and its rows."""
+    tmp_path.mkdir(exist_ok=True)
     data = write_jsonl(tmp_path / "c.jsonl", [{"text": text} for text in texts])
     store = LocalStore(tmp_path / "out")
     plan = make_plan(PlanOptions(data=[str(data)], tokenizer=str(tokenizer), **more), store)
@@ -157,7 +160,7 @@ def test_packed_with_a_document_mask_gives_each_piece_its_own_row(tmp_path: Path
     assert plan.protocol.unit == "document"
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(st.text(alphabet="abc", max_size=12), min_size=1, max_size=8), context=st.integers(2, 9))
 @pytest.mark.parametrize("mask", [False, True])
 def test_packed_equals_the_cut_of_the_whole_stream(
@@ -191,6 +194,59 @@ def test_prefix_beyond_the_vocabulary_is_refused(tmp_path: Path, plain: Path) ->
     """A token id that the model cannot know."""
     with pytest.raises(UsageError, match="token id 259 is beyond the vocabulary of 259 tokens"):
         rows_of(tmp_path, plain, ["abc"], context=4, prefix_id=259)
+
+
+def test_a_tokenizer_that_adds_bos_gives_two_tokens_for_two_letters(tmp_path: Path, adding: Path) -> None:
+    """BOS stands once in front, as the prefix; with the tokenizer's own it stands twice, and one is scored."""
+    assert show(tmp_path / "1", adding, ["ab"], context=8) == ["<[a][b]"]
+    assert show(tmp_path / "2", adding, ["ab"], context=8, protocol="lm-eval-bos") == ["<[<][a][b]"]
+
+
+def test_prefix_is_bos_or_else_eos_and_is_recorded(tmp_path: Path, plain: Path) -> None:
+    """Without a BOS the EOS stands in front; without both a prefix has to be named; the plan says which it was."""
+    config = json.loads((plain / "tokenizer_config.json").read_text())
+    for index, expected in enumerate([(B, "<s>"), (E, "</s>")]):
+        plan, _ = rows_of(
+            tmp_path / f"{index}", _with_config(plain, tmp_path / f"tok-{index}", config), ["ab"], context=8
+        )
+        assert (plan.tokenizer.prefix_id, plan.tokenizer.prefix) == expected
+        del config["bos_token" if index == 0 else "eos_token"]
+    neither = _with_config(plain, tmp_path / "tok", config)
+    with pytest.raises(UsageError, match="give --prefix-id"):
+        rows_of(tmp_path / "2", neither, ["ab"], context=8)
+    plan, _ = rows_of(tmp_path / "3", neither, ["ab"], context=8, prefix_id=B)
+    assert plan.tokenizer.prefix_id == B
+
+
+def _with_config(tokenizer: Path, folder: Path, config: dict[str, Any]) -> Path:
+    shutil.copytree(tokenizer, folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_one_text_under_four_protocols_has_four_labels_and_contents(tmp_path: Path, plain: Path) -> None:
+    """What cannot be compared does not look the same."""
+    plans = [
+        rows_of(tmp_path / name, plain, ["a" * 40], context=8, protocol=name)[0]
+        for name in ("lm-eval", "llama.cpp", "hf-stride", "gptq")
+    ]
+    assert len({plan.protocol.label for plan in plans}) == len({plan.digest() for plan in plans}) == 4
+    assert [sum(plan.chunks.tokens) for plan in plans] == [40, 15, 39, 35]
+
+
+def test_bytes_come_from_the_text_and_not_from_decoded_tokens(tmp_path: Path, plain: Path) -> None:
+    """An emoji is four bytes though each of its tokens alone decodes to a replacement character."""
+    plan, _ = rows_of(tmp_path, plain, ["🐕"], context=2)
+    assert (plan.chunks.bytes, plan.chunks.tokens) == ([4], [4])
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 15, 16, 17, 24, 25])
+@pytest.mark.parametrize("protocol", ["lm-eval", "lm-eval-bos", "paloma", "bos-every-window", "packed"])
+def test_lengths_around_the_context(tmp_path: Path, plain: Path, protocol: str, length: int) -> None:
+    """No length crashes, and each scores every token."""
+    plan, rows = rows_of(tmp_path, plain, ["a" * length], context=8, protocol=protocol)
+    assert sum(plan.chunks.tokens) == length
+    assert max(len(row.scored) for row in rows) <= 8
 
 
 ODD_TEXTS = [
