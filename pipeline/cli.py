@@ -13,7 +13,7 @@ from typer.exceptions import TyperException
 
 from everplex import api
 from everplex.commands import Json, Out, Partial, StoreOption, print_json, register
-from everplex.dry_run import DryRun, dry_run_report, rehearse_settings
+from everplex.rehearsal import DryRun, dry_run_report, rehearse_settings
 from everplex.settings import CORPUS, MACHINE, MODEL, RUN, Settings, load_toml, make_settings, option_hints
 from everplex.stages.report import plan_facts, plan_report, text_report
 from everplex.stages.summary import Summary

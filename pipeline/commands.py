@@ -13,10 +13,11 @@ from rich.live import Live
 from rich.text import Text
 
 from everplex import reading
+from everplex.checkup import doctor
 from everplex.exporting import ExportFormat, write_file
+from everplex.run_status import Status
 from everplex.stages.export import TableName
 from everplex.stages.report import text_report
-from everplex.status import Status
 from everplex.status_text import status_line, status_report
 from everplex.storage.errors import IntegrityError
 
@@ -32,6 +33,7 @@ def register(app: typer.Typer) -> None:
     app.command("report")(_report)
     app.command("export")(_export)
     app.command("upload-spool")(_upload_spool)
+    app.command("doctor")(_doctor)
 
 
 def print_json(value: object, *, indent: int = 2) -> None:
@@ -115,3 +117,17 @@ def _upload_spool(out: Out, as_json: Json = False, store_option: StoreOption = N
         typer.echo(f"uploaded {sent.uploaded} segments to {out}")
     if sent.refused:
         raise IntegrityError("; ".join(sent.refused))
+
+
+def _doctor(
+    out: Annotated[str | None, typer.Argument(metavar="[OUT]", help="Folder or URL of a run.")] = None,
+    as_json: Json = False,
+    store_option: StoreOption = None,
+) -> None:
+    """Check the environment and, given OUT, the store and the run; say what to do. Exit code 0, 2 or 4."""
+    diagnosis = doctor(out, store_option=store_option)
+    if as_json:
+        print_json(diagnosis)
+    else:
+        typer.echo(diagnosis.text(), nl=False)
+    raise typer.Exit(diagnosis.exit_code)

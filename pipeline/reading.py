@@ -11,12 +11,12 @@ from everplex.conclude import Merge, conclude, demand_complete
 from everplex.exporting import ExportFormat, encode_export
 from everplex.opening import open_out
 from everplex.progress import Progress
+from everplex.run_status import Status, StatusReader
 from everplex.settings import Settings, make_settings
 from everplex.stages.export import TableName
 from everplex.stages.spool import Uploaded, upload_spool
 from everplex.stages.stored import load_plan, load_run
 from everplex.stages.summary import Summary
-from everplex.status import Status, StatusReader
 from everplex.storage.errors import ObjectNotFoundError, UsageError
 
 

@@ -4,8 +4,8 @@ import time
 from collections.abc import Mapping
 
 from everplex.progress import format_seconds
+from everplex.run_status import Status, WorkerStatus
 from everplex.stages.report import table
-from everplex.status import Status, WorkerStatus
 
 _SENTENCES_SHOWN = 10
 

@@ -20,7 +20,8 @@ VERBS = {"plan", "evaluate", "write", "reduce", "report", "collective"}
 LIGHT = [
     "everplex",
     "everplex.cli",
-    "everplex.status",
+    "everplex.run_status",
+    "everplex.checkup",
     "everplex.stages.records",
     "everplex.stages.assign",
     "everplex.stages.write",

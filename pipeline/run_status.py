@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from everplex.stages.copies import SENTINEL, Copies, Source
 from everplex.stages.derive import perplexity
-from everplex.stages.health import device_rows
+from everplex.stages.health import examine, with_speed
 from everplex.stages.judge import MISSING, judge
 from everplex.stages.layout import CHUNKS_PREFIX, SEGMENTS_PREFIX, SUMMARY_KEY
 from everplex.stages.ledger import Ledger
 from everplex.stages.records import SCHEMA, ModelSpec, Plan, Run
 from everplex.stages.report import plan_facts
 from everplex.stages.stored import load_plan, load_run
-from everplex.stages.summary import DeviceRow
+from everplex.stages.summary import DeviceRow, WorkerRow
 from everplex.storage.errors import ObjectNotFoundError, UsageError
 from everplex.storage.store import Store
 
@@ -36,25 +36,12 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
     done_tokens: int
 
 
-class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerStatus(WorkerRow, frozen=True, kw_only=True):
     """What one worker has stored so far, whether it counts or not; sentinels are left out."""
 
-    worker: str
-    device: str
-    device_name: str
-    rank: int | None
     last_activity: float
     """Seconds since the epoch: when its newest segment was stored, by the store's clock where it tells."""
     active: bool
-    chunks: int
-    tokens: int
-    nll: float
-    """Nats of the chunks with a finite loss."""
-    perplexity: float | None
-    seconds: float
-    """Spent on evaluating."""
-    tokens_per_second: float | None
-    store_requests: dict[str, int]
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,46 +90,47 @@ class StatusReader:
     def __init__(
         self, store: Store, open_plan_store: Callable[[str], Store], clock: Callable[[], float] = time.time
     ) -> None:
-        self._store = store
+        self.store = store
         self._open_plan_store = open_plan_store
         self._clock = clock
-        self._run: Run | None = None
-        self._plan: Plan | None = None
-        self._ledger: Ledger | None = None
+        self.run: Run | None = None
+        self.plan: Plan | None = None
+        self.ledger: Ledger | None = None
         self._modified: dict[str, float | None] = {}
 
     def read(self) -> Status:
         """Return the status of now. Raises UsageError where there is neither a plan nor a beginning of one."""
-        self._run = self._run or self._load_run()
+        self.run = self.run or self._load_run()
         try:
-            self._plan = self._plan or self._load_plan()
+            self.plan = self.plan or load_plan(self.plan_store())
         except ObjectNotFoundError:
             return self._planning()
-        if self._run is None:
-            return _planned(self._store.url, self._plan)
-        self._ledger = self._ledger or Ledger(self._store, self._plan, self._run.id())
-        self._modified = {entry.key: entry.modified for entry in self._store.list(SEGMENTS_PREFIX)}
-        self._ledger.read_keys(self._modified)
-        return self._started(self._run, self._plan, self._ledger)
+        if self.run is None:
+            return _planned(self.store.url, self.plan)
+        self.ledger = self.ledger or Ledger(self.store, self.plan, self.run.id())
+        self._modified = {entry.key: entry.modified for entry in self.store.list(SEGMENTS_PREFIX)}
+        self.ledger.read_keys(self._modified)
+        return self._started(self.run, self.plan, self.ledger)
 
     def _load_run(self) -> Run | None:
         try:
-            return load_run(self._store)
+            return load_run(self.store)
         except ObjectNotFoundError:
             return None
 
-    def _load_plan(self) -> Plan:
-        if self._run is not None and self._run.plan_url is not None:
-            return load_plan(self._open_plan_store(self._run.plan_url))
-        return load_plan(self._store)
+    def plan_store(self) -> Store:
+        """Return the store that the plan lies in."""
+        if self.run is not None and self.run.plan_url is not None:
+            return self._open_plan_store(self.run.plan_url)
+        return self.store
 
     def _planning(self) -> Status:
-        present = sum(1 for _ in self._store.list(CHUNKS_PREFIX))
+        present = sum(1 for _ in self.store.list(CHUNKS_PREFIX))
         if not present:
             raise UsageError(
-                f"{self._store.url} holds neither a run nor a plan; check OUT, or start with `everplex run --out OUT`"
+                f"{self.store.url} holds neither a run nor a plan; check OUT, or start with `everplex run --out OUT`"
             )
-        return Status(out=self._store.url, state="planning", chunks=present)
+        return Status(out=self.store.url, state="planning", chunks=present)
 
     def _started(self, run: Run, plan: Plan, ledger: Ledger) -> Status:
         copies = ledger.copies
@@ -155,7 +143,7 @@ class StatusReader:
         complete = verdict.accepted == len(plan.chunks)
         nll = copies.table["nll"][verdict.winners[verdict.winners != MISSING]]
         return Status(
-            out=self._store.url,
+            out=self.store.url,
             state="complete" if complete else "started",
             sealed=complete and self._is_sealed(),
             plan=plan_facts(plan),
@@ -177,12 +165,12 @@ class StatusReader:
             store_requests=dict(sum((Counter(row.store_requests) for row in workers), Counter())),
             groups=groups,
             workers=workers,
-            devices=device_rows(verdict, [source.device for source in copies.sources]) if copies.sources else [],
+            devices=with_speed(examine(verdict, copies).devices, workers),
         )
 
     def _is_sealed(self) -> bool:
         try:
-            self._store.get(SUMMARY_KEY)
+            self.store.get(SUMMARY_KEY)
         except ObjectNotFoundError:
             return False
         return True
@@ -217,6 +205,7 @@ class StatusReader:
             perplexity=perplexity(nll, int(finite["tokens"].sum())),
             seconds=seconds,
             tokens_per_second=tokens / seconds if seconds > 0 else None,
+            last_seq=newest.seq,
             store_requests=newest.store_requests,
         )
 
