@@ -6,13 +6,14 @@ bar needs; the first and last document of a chunk may go on in its neighbours, s
 Shape legend: V values, D documents.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from everplex.stages.copies import Source
 from everplex.stages.exact import UNIT_EXPONENT, Tally, from_units, products, sum_by_key
 from everplex.stages.ledger import Ledger
 from everplex.stages.records import Plan, Record
@@ -52,6 +53,28 @@ def concatenate(several: Sequence[Parts]) -> Parts:
 NO_PARTS = Parts(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64))
 
 
+def document_parts(groups: Sequence[int], records: Sequence[Record]) -> Parts:
+    """Return what finite records of chunks in these groups add to documents."""
+    counts = np.array([len(record.doc_tokens) for record in records], np.int64)
+    return Parts(
+        np.repeat(np.array(groups, np.int64), counts),
+        _flat((record.doc_ordinals for record in records), np.int64),
+        _flat((record.doc_nll or () for record in records), np.float64),
+        _flat((record.doc_tokens for record in records), np.int64),
+    )
+
+
+def read_copies(ledger: Ledger, copies: NDArray[np.int64]) -> Iterator[tuple[Source, list[int], list[Record]]]:
+    """Read these rows of the ledger's table back: by source, the rows of the plan and the records."""
+    table = ledger.copies.table
+    copies = copies[np.lexsort((table["line"][copies], table["source"][copies]))]
+    sources, starts = np.unique(table["source"][copies], return_index=True)
+    lines = dict(zip(sources.tolist(), np.split(table["line"][copies], starts[1:]), strict=False))
+    chunks = np.split(table["chunk"][copies], starts[1:])  # of nothing, one empty piece
+    for of_source, (source, records) in zip(chunks, ledger.records(lines), strict=False):
+        yield source, of_source.tolist(), records
+
+
 class Totals:
     """Sums of the records that count: `add` them in any order, then `flush` and `finish` once."""
 
@@ -73,16 +96,11 @@ class Totals:
             self._add_rows()
 
     def add_copies(self, ledger: Ledger, copies: NDArray[np.int64]) -> list[str]:
-        """Read back these rows of the ledger's table and count them; returns the keys of their segments."""
-        table = ledger.copies.table
-        copies = copies[np.lexsort((table["line"][copies], table["source"][copies]))]
-        sources, starts = np.unique(table["source"][copies], return_index=True)
-        lines = dict(zip(sources.tolist(), np.split(table["line"][copies], starts[1:]), strict=False))
-        chunks = np.split(table["chunk"][copies], starts[1:])  # of nothing, one empty piece
+        """Count these rows of the ledger's table; returns the keys of their segments."""
         keys = []
-        for of_source, (source, records) in zip(chunks, ledger.records(lines), strict=False):
+        for source, chunks, records in read_copies(ledger, copies):
             keys.append(source.key)
-            for chunk, record in zip(of_source.tolist(), records, strict=True):
+            for chunk, record in zip(chunks, records, strict=True):
                 self.add(chunk, source.worker, record)
         return keys
 
@@ -95,7 +113,7 @@ class Totals:
 
     def finish(self, edges: Parts) -> dict[Scope, Tally]:
         """Put documents together from their parts, given all of them, and return the tallies."""
-        self._add_units(_join(edges))
+        self._add_units(join(edges))
         if self._covered is None:
             for (kind, _), tally in self.tallies.items():
                 if kind == "group":
@@ -134,15 +152,10 @@ class Totals:
             self._count(groups, index[mine], f"position_tokens/{bucket}", [tokens[mine]])
 
     def _add_documents(self, groups: list[int], records: list[Record]) -> None:
-        counts = np.array([len(record.doc_tokens) for record in records], np.int64)
-        parts = Parts(
-            np.repeat(np.array(groups, np.int64), counts),
-            _flat((record.doc_ordinals for record in records), np.int64),
-            _flat((record.doc_nll or () for record in records), np.float64),
-            _flat((record.doc_tokens for record in records), np.int64),
-        )
+        parts = document_parts(groups, records)
         inner = np.ones(len(parts.nll_D), np.bool_)
         if self._by_document:
+            counts = np.array([len(record.doc_tokens) for record in records], np.int64)
             ends = np.cumsum(counts)[counts > 0]
             inner[ends - 1] = False
             inner[ends - counts[counts > 0]] = False
@@ -202,8 +215,8 @@ def _flat(lists: Iterable[Sequence[float]], kind: type[_Number]) -> NDArray[_Num
     return np.array(list(chain.from_iterable(lists)), kind)
 
 
-def _join(edges: Parts) -> Parts:
-    """Whole documents from their parts in several chunks, their losses rounded once."""
+def join(edges: Parts) -> Parts:
+    """Return whole documents, sorted, from their parts in several chunks, their losses rounded once."""
     if not len(edges.nll_D):
         return edges
     group, ordinal, nll, tokens = edges.take(np.lexsort((edges.ordinal_D, edges.group_D)))
