@@ -65,11 +65,11 @@ def _evaluations(monkeypatch: pytest.MonkeyPatch, allowed: int = 1 << 30) -> Ite
     seen: list[int] = []
     evaluate: Callable[..., Any] = Evaluator.evaluate
 
-    def counting(self: Evaluator, chunk: Any) -> Any:
+    def counting(self: Evaluator, chunk: Any, **more: Any) -> Any:
         if len(seen) == allowed:
             raise _Stopped
         seen.append(1)
-        return evaluate(self, chunk)
+        return evaluate(self, chunk, **more)
 
     threads = torch.get_num_threads()
     with monkeypatch.context() as patch:
@@ -79,7 +79,8 @@ def _evaluations(monkeypatch: pytest.MonkeyPatch, allowed: int = 1 << 30) -> Ite
 
 
 def _evaluate(quiet: QuietRun, out: Path, **more: Any) -> Summary:
-    return api.evaluate(model=str(quiet.model), out=str(out), threads=1, batch_tokens="256", audit=0.0, **more)
+    options: dict[str, Any] = {"rank": 0, "world_size": 1, "threads": 1, "batch_tokens": "256", "audit": 0.0}
+    return api.evaluate(model=str(quiet.model), out=str(out), **options | more)
 
 
 def _evaluate_some(quiet: QuietRun, out: Path, monkeypatch: pytest.MonkeyPatch, allowed: int) -> None:

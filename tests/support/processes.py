@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -162,7 +163,7 @@ class Processes:
         return Pipes(folder, gated=gated), folder / "stdout", folder / "stderr"
 
     def _variables(self, pipes: Pipes, more: dict[str, str] | None) -> dict[str, str]:
-        ours = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(_TESTS)}
+        ours = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": _python_path()}
         return {**os.environ, **ours, paced.VARIABLE: str(pipes.folder), **self.environment, **(more or {})}
 
     def _keep(self, running: Running) -> Running:
@@ -193,14 +194,17 @@ def wait_until_gone(pids: Sequence[int]) -> None:
         assert gone, f"process {pid} still runs"
 
 
+def _python_path() -> str:
+    return os.pathsep.join([str(_TESTS), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+
+
 def _context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["support.preloaded"])
     # The server learns where the tests are from its environment alone.
-    os.environ["PYTHONPATH"], before = str(_TESTS), os.environ.get("PYTHONPATH")
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = _python_path()
     try:
-        from multiprocessing import forkserver
-
         forkserver.ensure_running()
     finally:
         del os.environ["PYTHONPATH"]
