@@ -113,7 +113,8 @@ class Totals:
 
     def finish(self, edges: Parts) -> dict[Scope, Tally]:
         """Put documents together from their parts, given all of them, and return the tallies."""
-        self._add_units(join(edges))
+        for slab in _slabs(edges):
+            self._add_units(join(slab))
         if self._covered is None:
             for (kind, _), tally in self.tallies.items():
                 if kind == "group":
@@ -213,6 +214,18 @@ def _scopes(kind: str, keys: Sequence[int | str]) -> tuple[list[Scope], NDArray[
 
 def _flat(lists: Iterable[Sequence[float]], kind: type[_Number]) -> NDArray[_Number]:
     return np.array(list(chain.from_iterable(lists)), kind)
+
+
+def _slabs(edges: Parts) -> Iterator[Parts]:
+    """Cut parts, sorted by document, between documents into lots of bounded size."""
+    order = np.lexsort((edges.ordinal_D, edges.group_D))
+    group, ordinal = edges.group_D[order], edges.ordinal_D[order]
+    ends = np.flatnonzero((np.diff(group, append=-1) != 0) | (np.diff(ordinal, append=-1) != 0)) + 1
+    start = 0
+    while start < len(order):
+        end = int(ends[np.searchsorted(ends, min(start + BUFFERED_VALUES, len(order)))])
+        yield edges.take(order[start:end])
+        start = end
 
 
 def join(edges: Parts) -> Parts:
