@@ -126,13 +126,26 @@ def option_hints() -> dict[str, Any]:
 
 
 def make_settings(options: dict[str, Any]) -> Settings:
-    """Check names and types of options that come from Python or TOML. Raises UsageError."""
+    """Check names, types and bounds of options, wherever they come from. Raises UsageError."""
     check_names(options, "Python")
     plain = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
     try:
-        return msgspec.convert(plain, Settings)
+        settings = msgspec.convert(plain, Settings)
     except msgspec.ValidationError as error:
-        raise UsageError(f"option of the wrong type: {error}") from error
+        what, _, path = str(error).partition(" - at `$.")
+        raise UsageError(f"option {path.rstrip('`')}: {what[0].lower()}{what[1:]}") from error
+    for name, hint in option_hints().items():
+        _check_bounds(name, getattr(settings, name), hint.__metadata__[0])
+    return settings
+
+
+def _check_bounds(name: str, value: Any, info: Any) -> None:
+    if isinstance(value, int | float) and not (
+        (info.min is None or value >= info.min) and (info.max is None or value <= info.max)
+    ):
+        least = "" if info.min is None else f"at least {info.min}"
+        most = "" if info.max is None else f"at most {info.max}"
+        raise UsageError(f"option {name}: expected {' and '.join(filter(None, (least, most)))}, found {value}")
 
 
 def load_toml(path: str) -> dict[str, Any]:
