@@ -84,7 +84,10 @@ CASES: dict[str, tuple[Callable[[Place], list[str]], tuple[str, ...]]] = {
     "missing file": (lambda p: p.run(data=p.folder / "none.jsonl"), ("none.jsonl", "no such file")),
     "pattern without a match": (lambda p: p.run(data=p.folder / "*.none"), ("*.none", "no file matches")),
     "empty corpus": (lambda p: p.run(data=p.file("empty.jsonl", "")), ("nothing to score", "empty.jsonl")),
-    "nothing to score": (lambda p: p.run(data=p.lines({"text": ""}, {"text": ""})), ("nothing to score", "2 documents")),
+    "nothing to score": (
+        lambda p: p.run(data=p.lines({"text": ""}, {"text": ""})),
+        ("nothing to score", "2 documents"),
+    ),
     "invalid JSON": (
         lambda p: p.run(data=p.file("bad.jsonl", '{"text": "a"}\n{"text": "b"}\n{"text": \n')),
         ("bad.jsonl, line 3", "JSON"),
@@ -93,7 +96,10 @@ CASES: dict[str, tuple[Callable[[Place], list[str]], tuple[str, ...]]] = {
     "absent text": (lambda p: p.run(data=p.lines(GOOD, {"body": "b"})), ("line 2", "'text'", "body")),
     "null text": (lambda p: p.run(data=p.lines(GOOD, {"text": None})), ("line 2", "'text'", "null")),
     "text that is a number": (lambda p: p.run(data=p.lines({"text": 5})), ("line 1", "'text'", "a number")),
-    "invalid UTF-8": (lambda p: p.run(data=p.file("latin.jsonl", b'{"text": "\xe9t\xe9"}\n')), ("latin.jsonl, line 1", "UTF-8")),
+    "invalid UTF-8": (
+        lambda p: p.run(data=p.file("latin.jsonl", b'{"text": "\xe9t\xe9"}\n')),
+        ("latin.jsonl, line 1", "UTF-8"),
+    ),
     "invalid UTF-8 in plain text": (lambda p: p.run(data=p.file("latin.txt", b"\xe9t\xe9")), ("latin.txt", "UTF-8")),
     "truncated gzip": (
         lambda p: p.run(data=p.file("cut.jsonl.gz", gzip.compress(LONG)[:-20])),
@@ -107,7 +113,7 @@ CASES: dict[str, tuple[Callable[[Place], list[str]], tuple[str, ...]]] = {
     "group field that is absent": (lambda p: p.run("--group-by", "topic", data=p.lines(GOOD)), ("line 1", "'topic'")),
     "group that is not there": (lambda p: p.run("--groups", "none", "--group-by", "topic"), ("'none'", "--groups")),
     "unknown option": (lambda p: p.run("--contxt", "3"), ("--contxt", "--context")),
-    "unknown option in TOML": (_config('contxt = 3\n'), ("run.toml", "'contxt'", "'context'")),
+    "unknown option in TOML": (_config("contxt = 3\n"), ("run.toml", "'contxt'", "'context'")),
     "wrong type in TOML": (_config('seed = "many"\n'), ("option seed", "`int`", "`str`")),
     "out of bounds in TOML": (_config("threads = 0\n"), ("option threads", "at least 1", "0")),
     "TOML that is not": (_config("context: 3\n"), ("run.toml", "TOML")),
