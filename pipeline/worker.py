@@ -22,6 +22,7 @@ from everplex.stages.judge import Policy, judge
 from everplex.stages.ledger import Ledger
 from everplex.stages.records import Header, Record, Run
 from everplex.stages.spool import LocalSpool
+from everplex.stages.stopwatch import Stopwatch
 from everplex.stages.stored import load_chunk
 from everplex.stages.tally import make_record
 from everplex.stages.write import Outcome, Receipt, Writer, WriterThread
@@ -57,6 +58,7 @@ class Worker:
             run.progress, {chunk: number for chunk, number in tokens if selected is None or chunk in selected}
         )
         self._policy = Policy(audit_fraction=run.settings.audit)
+        self._watch = Stopwatch(running=run.settings.profile)
         self._changed = threading.Condition()
         self._ended = False
 
@@ -84,7 +86,7 @@ class Worker:
         writer = WriterThread(
             Writer(),
             open_store=lambda: run.store,
-            header=lambda: self._header(self._identity.result(), loaded),
+            header=lambda: self._header(self._identity.result(), loaded, evaluator),
             spool=spool,
             on_durable=self._tell(self._note_durable),
             on_aside=self._tell(self._schedule.aside),
@@ -106,7 +108,7 @@ class Worker:
             run.progress.say(note)
         return loaded, evaluator
 
-    def _header(self, run: Run, loaded: "LoadedModel") -> Header:
+    def _header(self, run: Run, loaded: "LoadedModel", evaluator: "Evaluator") -> Header:
         return Header(
             run=run.id(),
             plan=run.plan,
@@ -118,6 +120,7 @@ class Worker:
             device=loaded.device_id,
             environment=loaded.environment,
             store_requests=dict(self._run.store.requests),
+            profile=self._watch.seconds | evaluator.seconds if self._run.settings.profile else {},
             created=time.time(),
         )
 
@@ -137,7 +140,8 @@ class Worker:
         from everplex.stages.loader import prefetch
 
         with closing(prefetch(self._takes(), self._fetch, depth=LOOKAHEAD)) as held:
-            for take, chunk in held:
+            while (item := self._next(held)) is not None:
+                take, chunk = item
                 if self._run.stop:
                     return
                 if isinstance(chunk, Exception):
@@ -150,12 +154,17 @@ class Worker:
                     record = self._evaluate(evaluator, take, chunk)
                 except IncompleteError:  # asked to stop: the batch in flight is dropped
                     return
-                writer.submit(record)
+                with self._watch("write"):
+                    writer.submit(record)
                 with self._changed:
                     self._schedule.ended(take, record.seconds)
                     self._changed.notify_all()
                 self.evaluated += 1
                 self._progress.evaluated(take.chunk, record.nll)
+
+    def _next(self, held: Iterator[tuple[Take, Chunk | Exception]]) -> tuple[Take, Chunk | Exception] | None:
+        with self._watch("idle"):
+            return next(held, None)
 
     def _is_wanted(self, take: Take) -> bool:
         """Whether nobody has recorded a chunk since it was taken; gives it back if somebody has."""
@@ -167,14 +176,10 @@ class Worker:
             return wanted
 
     def _evaluate(self, evaluator: "Evaluator", take: Take, chunk: Chunk) -> Record:
-        return make_record(
-            take.chunk,
-            self._contents[take.chunk],
-            chunk,
-            evaluator.evaluate(chunk, stop=lambda: bool(self._run.stop)),
-            kind=take.kind,
-            rank=self._run.rank.rank,
-        )
+        losses = evaluator.evaluate(chunk, stop=lambda: bool(self._run.stop))
+        content, rank = self._contents[take.chunk], self._run.rank.rank
+        with self._watch("tally"):
+            return make_record(take.chunk, content, chunk, losses, kind=take.kind, rank=rank)
 
     def _evaluate_sentinels(self, evaluator: "Evaluator", writer: WriterThread) -> None:
         """Evaluate the same few chunks as every other worker, where there are others to compare with."""
@@ -188,7 +193,7 @@ class Worker:
                 writer.submit(self._evaluate(evaluator, take, self._fetch(take)))
 
     def _fetch(self, take: Take) -> Chunk:
-        return load_chunk(self._run.plan_store, take.chunk, self._contents[take.chunk])
+        return load_chunk(self._run.plan_store, take.chunk, self._contents[take.chunk], self._watch)
 
     def _takes(self) -> Iterator[Take]:
         """Ask the schedule, in the loading thread, and do what it says until there is nothing left."""

@@ -39,6 +39,7 @@ class Source(NamedTuple):
     environment: Environment
     rank: int | None
     store_requests: dict[str, int]
+    profile: dict[str, float]
     created: float
 
 

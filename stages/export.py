@@ -1,23 +1,18 @@
-"""Tables of a run: its chunks, documents, groups and workers as rows, and its results as lm-eval writes them.
+"""Tables of a run: its chunks, documents, groups and workers as rows, and its results as lm-eval writes them."""
 
-Shape legend: D documents of a group, P parts of them (what one chunk adds to one document).
-"""
-
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-import numpy as np
 
 from everplex.stages.copies import Source
 from everplex.stages.coverage import read_table
 from everplex.stages.derive import perplexity
-from everplex.stages.exact import from_units, sum_by_key
 from everplex.stages.judge import MISSING, Verdict
 from everplex.stages.ledger import Ledger
 from everplex.stages.records import Plan, Record
 from everplex.stages.summary import Numbers, Summary
+from everplex.stages.totals import concatenate, document_parts, join, read_copies
 from everplex.storage.store import Store
 
 TableName = Literal["chunks", "documents", "groups", "workers"]
@@ -35,24 +30,21 @@ class Counted(NamedTuple):
     verdict: Verdict
     plan_store: Store
 
-    def records(self) -> Iterator[tuple[int, Source, Record]]:
-        """Yield the records that count, with the plan's row of their chunk and the segment they come from."""
-        table = self.ledger.copies.table
-        copies = self.verdict.winners[self.verdict.winners != MISSING]
-        copies = copies[np.lexsort((table["line"][copies], table["source"][copies]))]
-        sources, starts = np.unique(table["source"][copies], return_index=True)
-        lines = np.split(table["line"][copies], starts[1:])
-        chunks = np.split(table["chunk"][copies], starts[1:])  # of nothing, one empty piece
-        read = self.ledger.records(dict(zip(sources.tolist(), lines, strict=False)))
-        for of_source, (source, records) in zip(chunks, read, strict=False):
-            yield from zip(of_source.tolist(), [source] * len(of_source), records, strict=True)
+    def records(self) -> Iterator[tuple[Source, list[int], list[Record]]]:
+        """Yield the records that count, by the segment they come from, with the plan's rows of their chunks."""
+        winners = self.verdict.winners
+        return read_copies(self.ledger, winners[winners != MISSING])
 
 
 def chunk_rows(counted: Counted) -> Iterator[Row]:
     """Yield a row per chunk of the plan, in its order; one that does not count has no loss."""
     plan = counted.plan
     columns = msgspec.structs.asdict(plan.chunks)
-    known = {row: (source, record) for row, source, record in counted.records()}
+    known = {
+        row: (source, record)
+        for source, rows, records in counted.records()
+        for row, record in zip(rows, records, strict=True)
+    }
     for index, chunk in enumerate(plan.chunk_ids()):
         row: Row = {"chunk": chunk, **{name: values[index] for name, values in columns.items()}}
         row["group"] = plan.groups[row["group"]].name
@@ -74,18 +66,18 @@ def document_rows(counted: Counted) -> Iterator[Row]:
 
     One that is not wholly counted has no loss. Nor has any where the protocol joins documents into a stream.
     """
-    parts = _document_parts(counted)
-    by_document = counted.plan.protocol.unit == "document"
-    for index, group in enumerate(counted.plan.groups):
-        documents = [row for key in group.document_tables for row in read_table(counted.plan_store, key)]
-        nll_D, tokens_D = _join(parts[index], len(documents)) if by_document else ([], [])
-        for ordinal, document in enumerate(documents):
-            whole = by_document and tokens_D[ordinal] == document.tokens
+    plan = counted.plan
+    by_document = plan.protocol.unit == "document"
+    nll, tokens = _documents(counted) if by_document else ({}, {})
+    for index, group in enumerate(plan.groups):
+        rows = (row for key in group.document_tables for row in read_table(counted.plan_store, key))
+        for ordinal, row in enumerate(rows):
+            whole = by_document and tokens.get((index, ordinal), 0) == row.tokens
             yield {
                 "group": group.name,
                 "ordinal": ordinal,
-                **msgspec.structs.asdict(document),
-                **_losses(nll_D[ordinal] if whole else None, document.tokens),
+                **msgspec.structs.asdict(row),
+                **_losses(nll.get((index, ordinal), 0.0) if whole else None, row.tokens),
                 "counted": whole,
             }
 
@@ -103,6 +95,7 @@ def worker_rows(summary: Summary) -> Iterator[Row]:
     for worker in summary.workers:
         row = msgspec.to_builtins(worker)
         requests = row.pop("store_requests")
+        row.pop("profile", None)
         yield {**row, "store_requests": sum(count for name, count in requests.items() if name != "retries")}
 
 
@@ -151,30 +144,13 @@ def _losses(nll: float | None, tokens: int) -> Row:
     }
 
 
-class _Parts(NamedTuple):
-    ordinal_P: list[int]
-    nll_P: list[float]
-    tokens_P: list[int]
-
-
-def _document_parts(counted: Counted) -> dict[int, _Parts]:
-    """Return what the counted chunks add to documents, per group of the plan."""
-    parts: dict[int, _Parts] = defaultdict(lambda: _Parts([], [], []))
-    for row, _, record in counted.records():
-        mine = parts[counted.plan.chunks.group[row]]
-        mine.ordinal_P.extend(record.doc_ordinals)
-        mine.nll_P.extend(record.doc_nll or ())
-        mine.tokens_P.extend(record.doc_tokens)
-    return parts
-
-
-def _join(parts: _Parts, num_documents: int) -> tuple[list[float], list[int]]:
-    """Return each document's loss, rounded once, and how many of its tokens are counted."""
-    ordinal_P = np.array(parts.ordinal_P, np.int64)
-    nll_D = [from_units(units) for units in sum_by_key(ordinal_P, parts.nll_P, num_documents)]
-    tokens_D = np.zeros(num_documents, np.int64)
-    np.add.at(tokens_D, ordinal_P, np.array(parts.tokens_P, np.int64))
-    return nll_D, tokens_D.tolist()
+def _documents(counted: Counted) -> tuple[dict[tuple[int, int], float], dict[tuple[int, int], int]]:
+    """Return loss and counted tokens of each document, by its group in the plan and its ordinal there."""
+    group = counted.plan.chunks.group
+    parts = [document_parts([group[row] for row in rows], records) for _, rows, records in counted.records()]
+    whole = join(concatenate(parts))
+    keys = list(zip(whole.group_D.tolist(), whole.ordinal_D.tolist(), strict=True))
+    return dict(zip(keys, whole.nll_D.tolist(), strict=True)), dict(zip(keys, whole.tokens_D.tolist(), strict=True))
 
 
 def _metrics(name: str, numbers: Numbers) -> dict[str, Any]:

@@ -140,7 +140,7 @@ class Ledger:
         environment = self._environments.setdefault(header.environment, header.environment)
         return Source(
             key, header.worker, header.first, header.seq, header.device, environment, header.rank,
-            header.store_requests, header.created,
+            header.store_requests, header.profile, header.created,
         )  # fmt: skip
 
     def _is_covered(self, key: str) -> bool:

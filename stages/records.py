@@ -215,6 +215,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     environment: Environment
     store_requests: dict[str, int] = {}
     """Requests that the worker had made of the store by then, per verb, and `retries`."""
+    profile: dict[str, float] = {}
+    """Seconds by step that the worker had spent by then; empty without a profile."""
     reused_from: str | None = None
     """Id of the run that the records were taken over from; None where they were evaluated in this one."""
     created: float = 0.0

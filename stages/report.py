@@ -16,6 +16,7 @@ def text_report(summary: Summary) -> str:
         _macro(summary),
         _coverage(summary),
         _workers(summary),
+        _profile(summary),
         _devices(summary),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
@@ -108,6 +109,28 @@ def _workers(summary: Summary) -> list[str]:
     return (
         table(("worker", "device", "rank", "perplexity", "nats", "tokens", "chunks", "tokens/s"), rows) if rows else []
     )
+
+
+BESIDE = ("read", "decode")
+"""Steps that run beside the others, in the loading thread."""
+MODEL = ("forward", "projection")
+
+
+def _profile(summary: Summary) -> list[str]:
+    """Return where each worker's time went, in percent, and which share of it the bare model takes."""
+    profiled = [worker for worker in summary.workers if worker.profile]
+    if not profiled:
+        return []
+    steps = sorted({step for worker in profiled for step in worker.profile} - set(BESIDE))
+    rows = []
+    for worker in profiled:
+        total = sum(worker.profile.get(step, 0.0) for step in steps) or 1.0
+        parts = [f"{100 * worker.profile.get(step, 0.0) / total:.1f} %" for step in steps]
+        model = sum(worker.profile.get(step, 0.0) for step in MODEL) / total
+        beside = [f"{worker.profile.get(step, 0.0):.2f} s" for step in BESIDE]
+        rows.append((worker.worker[:8], f"{total:.1f} s", f"{100 * model:.1f} %", *parts, *beside))
+    head = ("time of worker", "in all", "bare model", *steps, *(f"({step})" for step in BESIDE))
+    return table(head, rows)
 
 
 def _devices(summary: Summary) -> list[str]:

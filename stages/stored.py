@@ -3,6 +3,7 @@
 from everplex.stages.chunk import Chunk, decode_chunk
 from everplex.stages.layout import PLAN_KEY, RUN_KEY, SUMMARY_KEY, chunk_key
 from everplex.stages.records import Plan, Run, decode_document
+from everplex.stages.stopwatch import Stopwatch
 from everplex.stages.summary import Summary
 from everplex.storage.codec import canonical_json, compress, decompress
 from everplex.storage.errors import IdentityMismatch, ObjectExistsError
@@ -49,10 +50,14 @@ def compare_plans(stored: Plan, given: Plan) -> None:
     raise IdentityMismatch("plan", stored.digest()[:16], given.digest()[:16], NEW_OUT)
 
 
-def load_chunk(store: Store, chunk: str, content: str) -> Chunk:
+def load_chunk(store: Store, chunk: str, content: str, watch: Stopwatch | None = None) -> Chunk:
     """Read a chunk's input and prove that it is the one the plan names."""
+    watch = watch or Stopwatch(running=False)
     key = chunk_key(chunk, content)
-    return decode_chunk(store.get(key), f"{store.url}/{key}", content)
+    with watch("read"):
+        data = store.get(key)
+    with watch("decode"):
+        return decode_chunk(data, f"{store.url}/{key}", content)
 
 
 def load_run(store: Store) -> Run:

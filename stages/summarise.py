@@ -22,6 +22,7 @@ class WorkerFacts(NamedTuple):
     rank: int | None
     last_seq: int
     store_requests: dict[str, int]
+    profile: dict[str, float]
 
 
 def worker_facts(sources: Iterable[Source]) -> list[WorkerFacts]:
@@ -34,7 +35,7 @@ def worker_facts(sources: Iterable[Source]) -> list[WorkerFacts]:
         ):
             newest[source.worker] = source
     return [
-        WorkerFacts(s.worker, s.device, s.environment.device_name, s.rank, s.seq, s.store_requests)
+        WorkerFacts(s.worker, s.device, s.environment.device_name, s.rank, s.seq, s.store_requests, s.profile)
         for _, s in sorted(newest.items())
     ]
 
@@ -113,4 +114,5 @@ def _worker_row(facts: WorkerFacts, tally: Tally) -> WorkerRow:
         tokens_per_second=tokens / seconds if seconds > 0 else None,
         last_seq=facts.last_seq,
         store_requests=facts.store_requests,
+        profile=facts.profile,
     )

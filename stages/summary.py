@@ -58,6 +58,8 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_second: float | None
     last_seq: int
     store_requests: dict[str, int] = {}
+    profile: dict[str, float] = {}
+    """Seconds by step, where a profile was asked for; `read` and `decode` run beside the others."""
 
 
 class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
