@@ -90,7 +90,10 @@ class Fleet:
             dtype="float32", threads=1, attention="sdpa",
         )  # fmt: skip
         name = f"host-{number // 8}/gpu-{number % 8}"
-        return Source(f"segment-{number:04d}", f"worker-{number:04d}", 1, 1, name, environment, number, {}, 0.0)
+        return Source(
+            key=f"segment-{number:04d}", worker=f"worker-{number:04d}", first=1, seq=1, device=name,
+            environment=environment, rank=number, store_requests={}, profile={}, created=0.0,
+        )  # fmt: skip
 
     def evaluate(self, device: int, row: int, kind: Kind = "work") -> None:
         """Let a device evaluate a chunk once."""

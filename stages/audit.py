@@ -135,17 +135,23 @@ def _pick(rows: NDArray[np.int64], residuals: NDArray[np.float64], count: int, s
 
 
 def _residuals(plan: Plan, copies: Copies) -> NDArray[np.float64]:
-    """Per chunk the largest distance of an evaluation from the group's median, in robust standard deviations."""
+    """Per chunk the largest distance of an evaluation from the group's median, in robust standard deviations.
+
+    Each chunk has one vote in the median, so that audits of honest devices do not move it.
+    """
     table = copies.table[(copies.table["kind"] != SENTINEL) & copies.table["finite"] & (copies.table["tokens"] > 0)]
     means = table["nll"] / table["tokens"]
-    groups = np.array(plan.chunks.group, np.int64)[table["chunk"]]
-    distances = np.zeros(len(table))
-    for group in np.unique(groups):
-        mine = groups == group
-        distance = np.abs(means[mine] - np.median(means[mine]))
-        distances[mine] = distance / max(float(np.median(distance)), np.finfo(np.float64).tiny)
+    lowest = np.full(len(plan.chunks), np.inf)
+    np.minimum.at(lowest, table["chunk"], means)
+    groups = np.array(plan.chunks.group, np.int64)
+    medians, deviations = np.zeros(len(plan.groups)), np.ones(len(plan.groups))
+    for group in np.unique(groups[table["chunk"]]):
+        of_group = lowest[(groups == group) & np.isfinite(lowest)]
+        medians[group] = np.median(of_group)
+        deviations[group] = max(float(np.median(np.abs(of_group - medians[group]))), np.finfo(np.float64).tiny)
+    of_row = groups[table["chunk"]]
     residuals = np.zeros(len(plan.chunks))
-    np.maximum.at(residuals, table["chunk"], distances)
+    np.maximum.at(residuals, table["chunk"], np.abs(means - medians[of_row]) / deviations[of_row])
     return residuals
 
 

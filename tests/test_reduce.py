@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.segments import DictStore, Fabric, fill, worker_id
 
+from everplex.stages import totals
 from everplex.stages.layout import SUMMARY_KEY, parse_segment_key, segment_key
 from everplex.stages.ledger import Ledger
 from everplex.stages.reduce import exit_code, recheck, reduce, seal
@@ -103,6 +104,13 @@ def test_any_order_split_and_duplication_gives_the_same_numbers(data: st.DataObj
     summary = _reduce(store)
     assert _numbers(summary) == EXPECTED
     assert exit_code(summary) == 0
+
+
+@pytest.mark.parametrize("buffered", [1, 7])
+def test_the_size_of_the_buffer_makes_no_difference(monkeypatch: pytest.MonkeyPatch, buffered: int) -> None:
+    """Adding a record at a time gives what adding all at once gives, documents across chunks included."""
+    monkeypatch.setattr(totals, "BUFFERED_VALUES", buffered)
+    assert _numbers(_reduce(_whole(workers=2))) == EXPECTED
 
 
 def test_a_missing_segment_is_not_complete() -> None:
