@@ -43,7 +43,10 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     groups: list[str] | None = None
     """Only these groups are planned."""
     text_documents: TextDocuments = "file"
-    """What a document is in plain text: a whole file, a line, or a block between blank lines."""
+    """What a document is in plain text: a whole file, a line, or a block between blank lines.
+
+    A document is tokenised as a whole, which takes some 150 bytes of memory for each byte of text.
+    """
     token_dtype: str | None = None
     """Element type of a flat file of token ids, such as `uint16`."""
     content: Content = "text"

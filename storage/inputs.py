@@ -1,24 +1,19 @@
-"""What users read from: local paths, globs and fsspec URLs, as streams that digest the stored bytes on the way.
-
-Compressed inputs (.gz, .zst) are decoded frame by frame here, because the libraries' own readers take a cut-short zstd
-frame for the end of the data.
-"""
+"""What users read from: local paths, globs and fsspec URLs, as streams that digest the stored bytes on the way."""
 
 import glob
 import hashlib
 import io
 import os
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol, Self, cast
+from typing import BinaryIO, NamedTuple, Self, cast
 
 import fsspec
-import zstandard
 
 from everplex.storage.classify import Verdict, classify, store_error
 from everplex.storage.errors import EverplexError, UsageError
+from everplex.storage.frames import decoded
 
 __all__ = ["InputStat", "InputStream", "digest_input", "expand", "is_folder", "is_local", "open_input", "stat_input"]
 
@@ -97,12 +92,7 @@ class InputStream:
     def __init__(self, url: str) -> None:
         self.url = url
         self._stored = _DigestingReader(url)
-        raw: io.RawIOBase = self._stored
-        if url.endswith(".gz"):
-            raw = _FrameReader(self._stored, lambda: zlib.decompressobj(wbits=31), padding=b"\0")
-        elif url.endswith((".zst", ".zstd")):
-            raw = _FrameReader(self._stored, lambda: zstandard.ZstdDecompressor().decompressobj(), padding=b"")
-        self.content: BinaryIO = io.BufferedReader(raw, READ_BYTES)
+        self.content: BinaryIO = io.BufferedReader(decoded(self._stored, url), READ_BYTES)
 
     @property
     def read_bytes(self) -> int:
@@ -175,57 +165,6 @@ class _DigestingReader(_CheckedReader):
 
     def hexdigest(self) -> str:
         return self._sha256.hexdigest()
-
-
-class _Decompressor(Protocol):
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, /) -> bytes: ...
-
-
-class _FrameReader(io.RawIOBase):
-    """Content of any number of compressed frames, each of which has to be whole."""
-
-    def __init__(self, stored: _DigestingReader, new: Callable[[], _Decompressor], padding: bytes) -> None:
-        self._stored = stored
-        self._new = new
-        self._padding = padding
-        self._frame: _Decompressor | None = None
-        self._input = b""
-        self._output = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # what io hands over is a memoryview
-        while not self._output:
-            self._input = self._input or self._stored.read(READ_BYTES) or b""
-            if self._frame is None:
-                if not self._input:
-                    return 0
-                self._input = self._input.lstrip(self._padding) if self._padding else self._input
-                self._frame = self._new() if self._input else None
-            elif not self._input:
-                raise UsageError(f"{self._stored.url}: the compressed data is cut short; fetch the file again")
-            if self._frame is not None:
-                self._decode(self._frame)
-        count = min(len(buffer), len(self._output))
-        buffer[:count] = self._output[:count]
-        self._output = self._output[count:]
-        return count
-
-    def _decode(self, frame: _Decompressor) -> None:
-        try:
-            self._output = memoryview(frame.decompress(self._input))
-        except (zlib.error, zstandard.ZstdError) as error:
-            raise UsageError(
-                f"{self._stored.url}: the compressed data is damaged near stored byte {self._stored.num_bytes} "
-                f"({error}); fetch the file again"
-            ) from error
-        self._input = frame.unused_data if frame.eof else b""
-        self._frame = None if frame.eof else frame
 
 
 def _expand_local(pattern: str) -> list[str]:
