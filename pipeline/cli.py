@@ -17,7 +17,7 @@ from everplex.rehearsal import DryRun, dry_run_report, rehearse_settings
 from everplex.settings import CORPUS, MACHINE, MODEL, RUN, Settings, load_toml, make_settings, option_hints
 from everplex.stages.report import plan_facts, plan_report, text_report
 from everplex.stages.summary import Summary
-from everplex.storage.errors import EverplexError, IncompleteError
+from everplex.storage.errors import EverplexError, IncompleteError, last_words
 
 _INTERRUPTED = 130
 """What typer returns for a Ctrl-C that no command handles."""
@@ -47,7 +47,7 @@ def run_command_line(arguments: list[str]) -> int:
         typer.echo(message if message.startswith("Usage") else f"everplex: {message}", err=True)
         return error.exit_code
     except EverplexError as error:
-        typer.echo(f"everplex: {error}", err=True)
+        typer.echo(f"everplex: {last_words(error)}", err=True)
         return error.exit_code
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

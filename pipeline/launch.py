@@ -15,7 +15,7 @@ import msgspec
 
 from everplex.settings import Settings, make_settings
 from everplex.stages.threads import default_threads
-from everplex.storage.errors import EverplexError, IncompleteError
+from everplex.storage.errors import EverplexError, IncompleteError, last_words
 
 _UNEXPECTED = 1
 _WORST_FIRST = (4, 2, _UNEXPECTED, 75, 0)
@@ -69,6 +69,6 @@ def rank_main(options: dict[str, Any], launcher: int) -> int:
     try:
         evaluate_settings(make_settings(options), launcher=launcher)
     except EverplexError as error:
-        sys.stderr.write(f"everplex: rank {os.environ['RANK']}: {error}\n")
+        sys.stderr.write(f"everplex: rank {os.environ['RANK']}: {last_words(error)}\n")
         return error.exit_code
     return 0

@@ -93,13 +93,16 @@ class Worker:
             stopping=lambda: bool(run.stop),
         )
         run.stop.on_last_resort(writer.close)
-        with writer:
-            try:
-                self._evaluate_all(evaluator, writer)
-            finally:
-                self._ended = True  # for the loading thread
-            outcome = writer.close(run.stop.seconds_left() if run.stop else _LEAVE_SECONDS)
-        return self._leave(outcome)
+        try:
+            with writer:
+                try:
+                    self._evaluate_all(evaluator, writer)
+                finally:
+                    self._ended = True  # for the loading thread
+                writer.close(run.stop.seconds_left() if run.stop else _LEAVE_SECONDS)
+        finally:
+            self._say_what_is_not_stored(writer.outcome())
+        return self._leave(writer.outcome())
 
     def _load(self) -> "tuple[LoadedModel, Evaluator]":
         run = self._run
@@ -242,7 +245,7 @@ class Worker:
             self._schedule.refreshed(recorded, time.monotonic(), extras=extras)
             self._changed.notify_all()
 
-    def _leave(self, outcome: Outcome) -> Outcome:
+    def _say_what_is_not_stored(self, outcome: Outcome) -> None:
         if outcome.spooled:
             self._run.progress.say(
                 f"{len(outcome.spooled)} evaluated chunks wait in the spool of this machine; the next run here or "
@@ -250,6 +253,8 @@ class Worker:
             )
         if outcome.lost:
             self._run.progress.say(f"{len(outcome.lost)} evaluated chunks could not be saved and stay missing")
+
+    def _leave(self, outcome: Outcome) -> Outcome:
         if self._run.stop:
             raise IncompleteError(
                 f"stopped ({self._run.stop.reason}) with {outcome.stored} of {self.evaluated} evaluated chunks stored; "

@@ -106,3 +106,9 @@ class StoreRefusedError(StoreError):
     """A permanent refusal: another try gives the same answer."""
 
     exit_code = 2
+
+
+def last_words(error: EverplexError) -> str:
+    """Return the sentence with which a command ends; where the store may come back, it says what to do."""
+    again = isinstance(error, StoreUnavailableError) and not error.hint
+    return f"{error}; run the same command again to continue" if again else str(error)
