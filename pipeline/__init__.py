@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from everplex.api import evaluate, plan, reduce, run
     from everplex.checkup import doctor
+    from everplex.comparing import compare, trials
     from everplex.findings import Diagnosis, Finding
     from everplex.reading import export, status
     from everplex.rehearsal import DryRun, dry_run
     from everplex.run_status import Status
+    from everplex.stages.compare import Comparison, Trials
     from everplex.stages.records import Plan, Record, Run
     from everplex.stages.summary import Numbers, Summary
     from everplex.storage.errors import (
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Comparison",
     "CorruptObjectError",
     "Diagnosis",
     "DryRun",
@@ -41,7 +44,9 @@ __all__ = [
     "Status",
     "StoreError",
     "Summary",
+    "Trials",
     "UsageError",
+    "compare",
     "doctor",
     "dry_run",
     "evaluate",
@@ -50,15 +55,18 @@ __all__ = [
     "reduce",
     "run",
     "status",
+    "trials",
 ]
 
 _HOMES = {
     "everplex.api": ("evaluate", "plan", "reduce", "run"),
     "everplex.checkup": ("doctor",),
+    "everplex.comparing": ("compare", "trials"),
     "everplex.findings": ("Diagnosis", "Finding"),
     "everplex.reading": ("export", "status"),
     "everplex.rehearsal": ("DryRun", "dry_run"),
     "everplex.run_status": ("Status",),
+    "everplex.stages.compare": ("Comparison", "Trials"),
     "everplex.stages.records": ("Plan", "Record", "Run"),
     "everplex.stages.summary": ("Numbers", "Summary"),
     "everplex.storage.errors": (

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from everplex import reading
 from everplex.checkup import doctor
+from everplex.comparing import compare, comparison_report, trials, trials_report
 from everplex.exporting import ExportFormat, write_file
 from everplex.run_status import Status
 from everplex.stages.export import TableName
@@ -32,6 +33,7 @@ def register(app: typer.Typer) -> None:
     app.command("status")(_status)
     app.command("report")(_report)
     app.command("export")(_export)
+    app.command("compare")(_compare)
     app.command("upload-spool")(_upload_spool)
     app.command("doctor")(_doctor)
 
@@ -106,6 +108,31 @@ def _export(  # noqa: PLR0917 - the command's options
         sys.stdout.buffer.flush()
     else:
         write_file(output, data)
+
+
+def _compare(
+    outs: Annotated[list[str], typer.Argument(metavar="OUT...", help="Folders or URLs of runs; the first is A.")],
+    as_trials: Annotated[
+        bool, typer.Option("--trials", help="They are repeated runs: how far apart?")
+    ] = False,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Compare groups of runs whose plans differ.")] = False,
+    as_json: Json = False,
+    store_option: StoreOption = None,
+) -> None:
+    """Compare runs with the first, document by document, with error bars."""
+    if as_trials:
+        result = trials(*outs, store_option=store_option)
+        if as_json:
+            print_json(result)
+        else:
+            typer.echo(trials_report(result), nl=False)
+        return
+    comparisons = compare(*outs, anyway=anyway, store_option=store_option)
+    if as_json:
+        print_json(comparisons)
+    else:
+        pairs = zip(comparisons, outs[1:], strict=True)
+        typer.echo("\n".join(comparison_report(comparison, outs[0], out) for comparison, out in pairs), nl=False)
 
 
 def _upload_spool(out: Out, as_json: Json = False, store_option: StoreOption = None) -> None:

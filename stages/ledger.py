@@ -72,8 +72,8 @@ class Ledger:
                 singles.append(key)
         self.__dict__.pop("copies", None)
         with _collector_paused():
-            self._read_all(key for _, key in sorted(rollups, key=_widest_first) if not self._is_covered(key))
-            self._read_all(key for key in singles if not self._is_covered(key))
+            self._read_all(key for _, key in sorted(rollups, key=_widest_first) if not self.is_covered(key))
+            self._read_all(key for key in singles if not self.is_covered(key))
 
     @cached_property
     def copies(self) -> Copies:
@@ -104,6 +104,11 @@ class Ledger:
                 if not isinstance(segment, Segment):
                     raise segment
                 yield self._sources[index], [segment.records[line] for line in wanted[index].tolist()]
+
+    def is_covered(self, key: str) -> bool:
+        """Whether a verified roll-up repeats all that this segment holds."""
+        name = parse_segment_key(key)
+        return name is not None and self._covered[name.worker].holds(name.first, name.seq)
 
     def _read_all(self, keys: Iterable[str]) -> None:
         order = list(keys)
@@ -142,10 +147,6 @@ class Ledger:
             key, header.worker, header.first, header.seq, header.device, environment, header.rank,
             header.store_requests, header.profile, header.created,
         )  # fmt: skip
-
-    def _is_covered(self, key: str) -> bool:
-        name = parse_segment_key(key)
-        return name is not None and self._covered[name.worker].holds(name.first, name.seq)
 
     def _fetch(self, keys: Iterable[str]) -> Iterator[Segment | CorruptObjectError | ObjectNotFoundError]:
         """Segments in the order of `keys`, a bounded number of them ahead; the store's other errors are raised."""

@@ -100,7 +100,10 @@ def check_sums(sealed: Summary, found: Summary, where: str, fields: Sequence[str
 
 
 class Recheck(NamedTuple):
-    """A sealed summary, and the segments in the store that it does not count: duplicates, and what came too late."""
+    """A sealed summary, and the segments that it does not count: duplicates, and what came too late.
+
+    What a roll-up that it counts repeats is none of them.
+    """
 
     sealed: Summary
     late: list[str]
@@ -119,4 +122,5 @@ def recheck(store: Store, plan: Plan, run: Run, *, policy: Policy | None = None)
         raise IntegrityError(f"{where}: a segment that it counts is damaged: {min(ledger.set_aside.values())}")
     check_sums(sealed, reduce(plan, run, ledger, policy=policy), where)
     listed = {entry.key for entry in store.list(SEGMENTS_PREFIX)}
-    return Recheck(sealed, sorted(listed.difference(sealed.segments)))
+    late = listed.difference(sealed.segments)
+    return Recheck(sealed, sorted(key for key in late if not ledger.is_covered(key)))
