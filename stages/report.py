@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
+from everplex.stages.derive import perplexity
 from everplex.stages.records import Plan
-from everplex.stages.summary import Numbers, Summary
+from everplex.stages.summary import DeviceRow, Numbers, Summary, WorkerRow
 
 NUMBER_COLUMNS = ("perplexity", "95 % interval", "bits/byte", "word ppl", "nats/token", "tokens", "documents")
 
@@ -11,13 +12,13 @@ NUMBER_COLUMNS = ("perplexity", "95 % interval", "bits/byte", "word ppl", "nats/
 def text_report(summary: Summary) -> str:
     """Return the report as plain text, ending in a line break."""
     blocks = [
-        [_headline(summary), f"protocol: {summary.protocol.label}", f"model: {summary.model.name} ({summary.dtype})"],
+        [headline(summary), f"protocol: {summary.protocol.label}", f"model: {summary.model.name} ({summary.dtype})"],
         table(("", *NUMBER_COLUMNS), number_rows(summary)),
         _macro(summary),
-        _coverage(summary),
+        coverage_lines(summary),
         _workers(summary),
         _profile(summary),
-        _devices(summary),
+        device_lines(summary),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
@@ -65,7 +66,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     ]
 
 
-def _headline(summary: Summary) -> str:
+def headline(summary: Summary) -> str:
+    """Return the result in one sentence, which says so where it is a partial one."""
     value = _number(summary.perplexity)
     if summary.complete:
         return f"perplexity {value} over {summary.tokens:,} tokens of {summary.documents:,} documents"
@@ -83,7 +85,8 @@ def _macro(summary: Summary) -> list[str]:
     return [f"mean over groups (macro): {summary.macro:.4f}"]
 
 
-def _coverage(summary: Summary) -> list[str]:
+def coverage_lines(summary: Summary) -> list[str]:
+    """Return which chunks count, what was set aside and why, and which path summed."""
     coverage = summary.coverage
     counts = [
         (coverage.missing, "missing"),
@@ -97,18 +100,37 @@ def _coverage(summary: Summary) -> list[str]:
     return [*lines, *(f"  {sentence}" for sentence in coverage.set_aside), f"summed by: {summary.reduced_by}"]
 
 
-def _workers(summary: Summary) -> list[str]:
-    rows = [
+WORKER_COLUMNS = ("worker", "device", "rank", "perplexity", "nats", "tokens", "chunks", "tokens/s", "left out")
+WHY_NOT_LEFT_OUT = (
+    "left out: how the perplexity would move without that worker. Workers have other documents, so a high one is no\n"
+    "fault and leaving it out would bias the result; devices are judged by evaluating the same chunk twice."
+)
+
+
+def worker_rows(summary: Summary) -> list[tuple[str, ...]]:
+    """Return a row of cells per worker, for WORKER_COLUMNS."""
+    return [
         (
             worker.worker[:8], worker.device, "-" if worker.rank is None else str(worker.rank),
             _number(worker.perplexity), f"{worker.nll:.2f}", f"{worker.tokens:,}", f"{worker.chunks:,}",
             "-" if worker.tokens_per_second is None else f"{worker.tokens_per_second:,.0f}",
+            _left_out(summary, worker),
         )
         for worker in summary.workers
     ]  # fmt: skip
-    return (
-        table(("worker", "device", "rank", "perplexity", "nats", "tokens", "chunks", "tokens/s"), rows) if rows else []
-    )
+
+
+def _left_out(summary: Summary, worker: WorkerRow) -> str:
+    rest = perplexity(summary.nll - worker.nll, summary.tokens - worker.tokens)
+    if rest is None or summary.perplexity is None or not worker.tokens:
+        return "-"
+    return f"{rest - summary.perplexity:+.4f}"
+
+
+def _workers(summary: Summary) -> list[str]:
+    if not summary.workers:
+        return []
+    return [*table(WORKER_COLUMNS, worker_rows(summary)), *WHY_NOT_LEFT_OUT.split("\n")]
 
 
 BESIDE = ("read", "decode")
@@ -133,11 +155,23 @@ def _profile(summary: Summary) -> list[str]:
     return table(head, rows)
 
 
-def _devices(summary: Summary) -> list[str]:
-    return [
-        f"device {device.device}: {device.health}" + (f" ({'; '.join(device.evidence)})" if device.evidence else "")
-        for device in summary.devices
-    ]
+def device_lines(summary: Summary) -> list[str]:
+    """Return a sentence per device, on what convicting changed, and on how far environments are apart."""
+    lines = [f"device {device.device}: {'; '.join([_verdict(device), *device.evidence])}" for device in summary.devices]
+    if summary.perplexity_before is not None:
+        lines.append(
+            f"perplexity {_number(summary.perplexity_before)} with the evaluations of convicted devices, "
+            f"{_number(summary.perplexity)} without"
+        )
+    for row in summary.agreement:
+        names = " and ".join(row.environments) if len(row.environments) > 1 else f"devices of {row.environments[0]}"
+        lines.append(f"{names}: {row.spread:.2g} nats per token apart, up to {row.tolerance:.2g} counts as agreement")
+    return lines
+
+
+def _verdict(device: DeviceRow) -> str:
+    health = "health not checked" if device.health == "not checked" else device.health
+    return f"{health}, slow among its kind" if device.speed == "slow" else health
 
 
 def _number(value: float | None) -> str:
