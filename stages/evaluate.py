@@ -80,10 +80,10 @@ class Evaluator:
         shapes: list[tuple[int, int]] = [batch.ids_BT.shape for batch in batches]
         if not batches:
             return nll_S, shapes
+        self._scorer.reset()  # of what an attempt that was cut short had added
         try:
             for batch in batches:
                 if stop():
-                    self._scorer.reset()
                     raise IncompleteError("stopped in the middle of a chunk")
                 self._scorer.add(self._to_device(batch))
             parts_3S = self._scorer.finish()

@@ -17,7 +17,7 @@ from everplex.stages.batches import make_batches, split
 from everplex.stages.chunk import Chunk
 from everplex.stages.evaluate import LARGEST_BATCH_TOKENS, Evaluator, largest_that_fits
 from everplex.stages.model import LoadedModel, ModelOptions, load_model
-from everplex.storage.errors import UsageError
+from everplex.storage.errors import IncompleteError, UsageError
 
 LENGTHS = [40, 2, 17, 33, 17, 90, 3, 64, 65, 21, 8, 8, 8, 50]
 
@@ -148,13 +148,29 @@ def test_memory_that_holds_no_window(loaded: LoadedModel) -> None:
 
 
 def test_another_failure_is_not_taken_for_memory(loaded: LoadedModel) -> None:
-    """An error that memory is not the cause of is raised as it is."""
-    handle = loaded.model.model.register_forward_pre_hook(lambda *_: 1 / 0)
+    """An error that memory is not the cause of is raised as it is, and what was added before it is forgotten."""
+    chunk = make_chunk(random_rows(LENGTHS, 256))
+    evaluator = Evaluator(loaded, batch_tokens=128)
+    expected = evaluator.evaluate(chunk).nll_S
+    calls = itertools.count(-2)
+    handle = loaded.model.model.register_forward_pre_hook(lambda *_: None if next(calls) else 1 / 0)
     try:
         with pytest.raises(ZeroDivisionError):
-            Evaluator(loaded, batch_tokens=512).evaluate(make_chunk(random_rows([9], 256)))
+            evaluator.evaluate(chunk)
     finally:
         handle.remove()
+    assert evaluator.evaluate(chunk).nll_S.tobytes() == expected.tobytes()
+
+
+def test_stops_between_batches(loaded: LoadedModel) -> None:
+    """Asked to stop in the middle of a chunk, it does so, and the next evaluation is whole."""
+    chunk = make_chunk(random_rows(LENGTHS, 256))
+    evaluator = Evaluator(loaded, batch_tokens=128)
+    expected = evaluator.evaluate(chunk).nll_S
+    asked = itertools.count()
+    with pytest.raises(IncompleteError, match="in the middle of a chunk"):
+        evaluator.evaluate(chunk, stop=lambda: next(asked) == 2)
+    assert evaluator.evaluate(chunk).nll_S.tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize(
