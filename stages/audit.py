@@ -55,14 +55,11 @@ def requests(plan: Plan, copies: Copies, verdict: Verdict, policy: Policy | None
         for row, device in verdict.nonfinite_once.items()
     ]
     wanted += _settle(plan, copies, verdict, fleet)
-    lost = np.flatnonzero((verdict.winners == MISSING) & (verdict.winners_before != MISSING)).tolist()
-    wanted += [
-        Request(_chunk_id(plan, row), "work", verdict.convicted)
-        for row in lost
-        if row not in verdict.conflicts and row not in verdict.nonfinite
-    ]
     covered = np.zeros(len(plan.chunks), np.bool_)
     covered[copies.table["chunk"][copies.table["kind"] != SENTINEL]] = True
+    asked = {*verdict.conflicts, *verdict.nonfinite, *verdict.nonfinite_once}
+    lost = np.flatnonzero(covered & (verdict.winners == MISSING)).tolist()  # what only convicted devices evaluated
+    wanted += [Request(_chunk_id(plan, row), "work", verdict.convicted) for row in lost if row not in asked]
     audits = _audits(plan, copies, verdict, policy) if covered.all() else []
     evaluated = _devices_by_chunk(copies, audits)
     done = impossible = 0

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from everplex.stages.copies import SENTINEL, Copies
+from everplex.stages.copies import SENTINEL, WORK, Copies
 from everplex.stages.tolerance import Tolerances, calibrate, deviating_sentinels
 
 MISSING = -1
@@ -48,7 +48,7 @@ class Verdict:
     winners: NDArray[np.int64]
     """Per chunk the copy that counts, or MISSING."""
     winners_before: NDArray[np.int64]
-    """The same with the evaluations of convicted devices."""
+    """The same, but what a convicted device evaluated counts as it gave it."""
     duplicates: int
     """Copies of counted chunks beyond the first."""
     conflicts: dict[int, frozenset[str]]
@@ -88,7 +88,6 @@ class _Round:
     nonfinite_once: dict[int, str] = field(default_factory=dict)
     mismatches: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     bit_differences: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
-    audited: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     duplicates: int = 0
 
 
@@ -114,7 +113,7 @@ def judge(num_chunks: int, copies: Copies, policy: Policy | None = None) -> Verd
             current = bench.decide(num_chunks, convicted)
     return Verdict(
         winners=current.winners,
-        winners_before=first.winners,
+        winners_before=bench.before(current.winners, convicted),
         duplicates=current.duplicates,
         conflicts=current.conflicts,
         nonfinite=frozenset(current.nonfinite),
@@ -122,7 +121,7 @@ def judge(num_chunks: int, copies: Copies, policy: Policy | None = None) -> Verd
         mismatches={device: sorted(chunks) for device, chunks in sorted(outvoted.items())},
         convicted=convicted,
         bit_differences={device: len(chunks) for device, chunks in sorted(first.bit_differences.items())},
-        audited={device: len(chunks) for device, chunks in sorted(first.audited.items())},
+        audited=bench.audited(),
         tolerances=tolerances,
     )
 
@@ -163,15 +162,38 @@ class _Bench:
             guilty = self._copies.of_sources([device in convicted for device in self._devices]).astype(np.bool_)
             order = order[~guilty[order]]
         result = _Round(np.full(num_chunks, MISSING, np.int64))
-        chunks = self._table["chunk"][order]
-        starts = np.flatnonzero(np.diff(chunks, prepend=-1))
+        if not len(order):
+            return result
+        rows = self._table[order]
+        starts = np.flatnonzero(np.diff(rows["chunk"], prepend=-1))
         counts = np.diff(np.append(starts, len(order)))
-        lone = order[starts[(counts == 1) & self._table["finite"][order[starts]]]]
-        result.winners[self._table["chunk"][lone]] = lone
-        rest = (counts > 1) | ~self._table["finite"][order[starts]]
-        for start, count in zip(starts[rest].tolist(), counts[rest].tolist(), strict=True):
+        alike = np.logical_and.reduceat(rows["finite"], starts)
+        for column in ("digest_high", "digest_low"):
+            alike &= np.minimum.reduceat(rows[column], starts) == np.maximum.reduceat(rows[column], starts)
+        result.winners[rows["chunk"][starts[alike]]] = order[starts[alike]]
+        result.duplicates = int((counts[alike] - 1).sum())
+        for start, count in zip(starts[~alike].tolist(), counts[~alike].tolist(), strict=True):
             self._settle(order[start : start + count].tolist(), result)
         return result
+
+    def before(self, winners: NDArray[np.int64], convicted: frozenset[str]) -> NDArray[np.int64]:
+        """Return the winners with the convicted devices' own evaluations in their places."""
+        guilty = self._copies.of_sources([device in convicted for device in self._devices]).astype(np.bool_)
+        theirs = self._order[::-1][(guilty & self._table["finite"] & (self._table["kind"] == WORK))[self._order[::-1]]]
+        before = winners.copy()
+        before[self._table["chunk"][theirs]] = theirs  # in reverse order, so that the lowest digest stays
+        return before
+
+    def audited(self) -> dict[str, int]:
+        """Count per device its chunks that another device evaluated too."""
+        names = sorted(set(self._devices))
+        pairs = np.unique(
+            self._table["chunk"][self._order].astype(np.int64) * len(names) + self._copies.ranks("device")[self._order]
+        )
+        chunks, devices = np.divmod(pairs, max(1, len(names)))
+        _, index, num_devices = np.unique(chunks, return_inverse=True, return_counts=True)
+        counts = np.bincount(devices[num_devices[index] > 1], minlength=len(names))
+        return {name: count for name, count in zip(names, counts.tolist(), strict=True) if count}
 
     def _device(self, copy: int) -> str:
         return self._devices[int(self._table["source"][copy])]
@@ -181,9 +203,6 @@ class _Bench:
         chunk = int(self._table["chunk"][copies[0]])
         devices = {copy: self._device(copy) for copy in copies}
         finite = [copy for copy in copies if self._table["finite"][copy]]
-        if len(set(devices.values())) > 1:
-            for device in devices.values():
-                result.audited[device].add(chunk)
         if not finite:
             if len(copies) > 1:
                 result.nonfinite.add(chunk)

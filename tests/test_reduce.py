@@ -316,3 +316,41 @@ def test_workers_account_for_what_counts() -> None:
     assert sum(worker.tokens for worker in summary.workers) == summary.tokens
     assert math.fsum(worker.nll for worker in summary.workers) == pytest.approx(summary.nll)
     assert {worker.device for worker in summary.workers} == {f"host-{number}/cpu" for number in range(3)}
+
+
+def test_a_slow_device_is_told_apart_from_a_bad_one() -> None:
+    """A device three times slower than its kind is slow, and that says nothing about its health or the numbers."""
+    store = DictStore()
+    for row in ROWS:
+        number = row % 6
+        record = FABRIC.record(row)
+        record = msgspec.structs.replace(record, seconds=record.tokens * (3.0 if number == 4 else 1.0))
+        FABRIC.put(store, worker_id(number), row + 1, [record], device=f"host-{number}/gpu")
+    summary = _reduce(store)
+    assert [device.device for device in summary.devices if device.speed == "slow"] == ["host-4/gpu"]
+    assert {device.health for device in summary.devices} == {"not checked"}
+    assert _numbers(summary) == EXPECTED
+
+
+def test_a_conviction_is_told_with_the_number_before_and_after() -> None:
+    """After what a convicted device did was done again, the numbers are the healthy ones; the one before is told."""
+    store = DictStore()
+    for row in ROWS:
+        number = row % 4
+        record = FABRIC.record(row, bias=0.05 if number == 1 else 0.0)
+        FABRIC.put(store, worker_id(number), row + 1, [record], device=f"host-{number}/gpu")
+    biased = _reduce(store).perplexity
+    for row in (1, 5):
+        for number in (2, 3):
+            audit = FABRIC.record(row, kind="audit")
+            FABRIC.put(store, worker_id(number), 100 + row, [audit], device=f"host-{number}/gpu")
+    convicted = _reduce(store)
+    assert (convicted.complete, exit_code(convicted)) == (False, 75)
+    assert [device.device for device in convicted.devices if device.health == "convicted"] == ["host-1/gpu"]
+    for row in (row for row in ROWS if row % 4 == 1 and row > 5):
+        FABRIC.put(store, worker_id(0), 200 + row, [FABRIC.record(row)], device="host-0/gpu")
+    healed = _reduce(store)
+    assert _numbers(healed) == EXPECTED
+    assert healed.perplexity_before == biased
+    sealed = seal(store, healed)
+    assert recheck(store, FABRIC.plan, FABRIC.run) == (sealed, [])
