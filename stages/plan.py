@@ -53,37 +53,52 @@ def make_plan(
     """
     encoder = _encoder(options)
     corpus = Corpus(options)
-    groups: dict[str, GroupPlan] = {}
-    num_documents = 0
     with _Uploads(store) as uploads:
-        for batch in _batches(corpus.documents()):
-            if stop is not None and stop():
-                raise IncompleteError(f"planning stopped after {num_documents} documents; run the same command again")
-            for document, encoded in zip(batch, encoder.encode(batch), strict=True):
-                if document.group not in groups:
-                    groups[document.group] = make_group(document.group, options, encoder)
-                for output in groups[document.group].add(document, encoded):
-                    uploads.submit(output)
-            num_documents += len(batch)
-            if progress is not None:
-                progress(_progress(num_documents, groups.values(), corpus))
-        for group in groups.values():
-            for output in group.finish():
-                uploads.submit(output)
+        groups = _plan_groups(options, encoder, corpus, uploads, progress=progress, stop=stop)
     plan = Plan(
         protocol=encoder.protocol.spec,
         corpus=corpus.spec(),
         tokenizer=encoder.tokenizer_spec,
         chunk_tokens=options.chunk_tokens,
-        groups=[group.spec() for group in groups.values()],
-        chunks=_chunk_table([group.chunks for group in groups.values()]),
+        groups=[group.spec() for group in groups],
+        chunks=_chunk_table([group.chunks for group in groups]),
     )
     if not plan.chunks.content:
+        num_documents = sum(group.documents for group in plan.groups)
         raise UsageError(
             f"nothing to score: {num_documents} documents in {', '.join(options.data)} give no scored token "
             f"with the protocol {plan.protocol.name} and a context of {plan.protocol.context}"
         )
     return save_plan(store, plan)
+
+
+def _plan_groups(
+    options: PlanOptions,
+    encoder: Encoder,
+    corpus: Corpus,
+    uploads: "_Uploads",
+    *,
+    progress: Callable[[PlanProgress], None] | None,
+    stop: Callable[[], bool] | None,
+) -> list[GroupPlan]:
+    """Stream the corpus through the plans of its groups, in order of appearance, and their objects to the store."""
+    groups: dict[str, GroupPlan] = {}
+    num_documents = 0
+    for batch in _batches(corpus.documents()):
+        if stop is not None and stop():
+            raise IncompleteError(f"planning stopped after {num_documents} documents; run the same command again")
+        for document, encoded in zip(batch, encoder.encode(batch), strict=True):
+            if document.group not in groups:
+                groups[document.group] = make_group(document.group, options, encoder)
+            for output in groups[document.group].add(document, encoded):
+                uploads.submit(output)
+        num_documents += len(batch)
+        if progress is not None:
+            progress(_progress(num_documents, groups.values(), corpus))
+    for group in groups.values():
+        for output in group.finish():
+            uploads.submit(output)
+    return list(groups.values())
 
 
 def check_plan(stored: Plan, options: PlanOptions, *, verify_data: bool = False) -> None:
