@@ -57,6 +57,8 @@ def _messy_run(folder: Path) -> Store:
     FABRIC.put(store, worker_id(7), 1, [FABRIC.record(7, bias=0.5, kind="audit")], device="host-7/gpu")
     FABRIC.put(store, worker_id(8), 1, [FABRIC.record(7, kind="audit")], device="host-8/gpu")
     FABRIC.put(store, worker_id(8), 2, [FABRIC.record(8, nonfinite=True)], device="host-8/gpu")
+    wrong = [FABRIC.record(row, bias=0.5) for row in (0, 1, 12)]
+    FABRIC.put(store, worker_id(10), 1, wrong, device="host-10/gpu")
     for number in range(3):
         FABRIC.put(store, worker_id(number), 90, [FABRIC.record(0, kind="sentinel")], device=f"host-{number}/cpu")
     store.create(segment_key(worker_id(9), 1, "0" * 64), b"damaged")
@@ -116,7 +118,11 @@ def test_the_messy_run_is_messy(played: Path) -> None:
     summary = _offline(played, "messy")
     assert summary.coverage.duplicates > 6
     assert summary.coverage.corrupt == 1
-    assert [device.device for device in summary.devices if device.mismatches] == ["host-7/gpu", "host-8/gpu"]
+    assert [device.device for device in summary.devices if device.mismatches] == [
+        "host-10/gpu", "host-7/gpu", "host-8/gpu"
+    ]  # fmt: skip
+    assert [device.device for device in summary.devices if device.health == "convicted"] == ["host-10/gpu"]
+    assert summary.perplexity_before is not None
 
 
 FAILURES: list[tuple[str, list[int], list[int], str]] = [
