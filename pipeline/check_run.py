@@ -160,44 +160,61 @@ def _shares(status: Status) -> Iterator[Finding]:
 
 
 def _losses(plan: Plan, ledger: Ledger) -> Iterator[Finding]:
-    """Find ranks whose mean loss stands out, and say whether the groups they hold explain it."""
+    """Find ranks whose losses stand out, and say whether the groups they hold explain it."""
+    means, group, rank = _chunk_means(plan, ledger)
+    ranks = np.unique(rank).tolist()
+    usual = True
+    for number in ranks:
+        mine = rank == number
+        raw, rest = _deviation(means[mine], means[~mine]), _beyond_groups(means, group, mine)
+        if max(abs(raw), abs(rest or 0.0)) <= _UNUSUAL:
+            continue
+        usual = False
+        standing_out = rest if rest is not None and abs(rest) > _UNUSUAL else raw
+        what = f"rank {number} has an unusually {'high' if standing_out > 0 else 'low'} loss"
+        if rest is None:
+            yield _finding("note", f"{what}, and no other rank holds its groups to compare with")
+        elif abs(rest) <= _UNUSUAL:
+            yield _finding("note", f"{what}, and the groups it holds explain it")
+        else:
+            yield _finding(
+                "note",
+                f"{what}, and the groups it holds do not explain it",
+                "audits decide whether its device is wrong: see the devices above, or run with a larger --audit",
+            )
+    if usual and len(ranks) > 1:
+        yield _finding("good", "no rank has an unusual loss")
+
+
+def _chunk_means(plan: Plan, ledger: Ledger) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return mean loss, group and rank of every chunk that counts and was evaluated by a numbered rank."""
     copies = ledger.copies
     winners = judge(len(plan.chunks), copies).winners
     rows = np.flatnonzero(winners != MISSING)
     table = copies.table[winners[rows]]
     ranks = np.array([-1 if source.rank is None else source.rank for source in copies.sources], np.int64)
-    rank_of = ranks[table["source"]] if len(rows) else np.zeros(0, np.int64)
-    named = (rank_of >= 0) & (table["tokens"] > 0)
-    means = table["nll"][named] / table["tokens"][named]
-    group_of, rank_of = np.array(plan.chunks.group, np.int64)[rows][named], rank_of[named]
-    residuals = means.copy()
-    for group in np.unique(group_of):
-        residuals[group_of == group] -= np.median(means[group_of == group])
-    stands_out = False
-    for rank in np.unique(rank_of).tolist():
-        raw, rest = _deviation(means, rank_of == rank), _deviation(residuals, rank_of == rank)
-        if abs(raw) <= _UNUSUAL and abs(rest) <= _UNUSUAL:
-            continue
-        stands_out = True
-        how = "high" if (rest if abs(rest) > _UNUSUAL else raw) > 0 else "low"
-        if abs(rest) <= _UNUSUAL:
-            yield _finding("note", f"rank {rank} has an unusually {how} loss, and the groups it holds explain it")
-        else:
-            yield _finding(
-                "note",
-                f"rank {rank} has an unusually {how} loss, and the groups it holds do not explain it",
-                "audits decide whether its device is wrong: see the devices above, or run with a larger --audit",
-            )
-    if not stands_out and len(np.unique(rank_of)) > 1:
-        yield _finding("good", "no rank has an unusual loss")
+    rank = ranks[table["source"]] if len(rows) else np.zeros(0, np.int64)
+    named = (rank >= 0) & (table["tokens"] > 0)
+    group = np.array(plan.chunks.group, np.int64)[rows]
+    return table["nll"][named] / table["tokens"][named], group[named], rank[named]
 
 
-def _deviation(values: NDArray[np.float64], mine: NDArray[np.bool_]) -> float:
+def _beyond_groups(means: NDArray[np.float64], group: NDArray[np.int64], mine: NDArray[np.bool_]) -> float | None:
+    """Return by how many standard errors a rank differs from the others in the groups that it shares with them."""
+    own, others = [], []
+    for shared in np.unique(group[mine]).tolist():
+        of_others = means[(group == shared) & ~mine]
+        if len(of_others) > 1:
+            own.append(means[(group == shared) & mine] - np.median(of_others))
+            others.append(of_others - np.median(of_others))
+    return _deviation(np.concatenate(own), np.concatenate(others)) if own else None
+
+
+def _deviation(own: NDArray[np.float64], others: NDArray[np.float64]) -> float:
     """Return by how many standard errors the median of some values differs from that of the others."""
-    others = values[~mine]
     if len(others) < 2:
         return 0.0
     center = float(np.median(others))
     spread = MAD_TO_SD * float(np.median(np.abs(others - center)))
-    error = spread * float(np.sqrt(1 / mine.sum() + 1 / len(others)))
-    return (float(np.median(values[mine])) - center) / error if error else 0.0
+    error = spread * float(np.sqrt(1 / len(own) + 1 / len(others)))
+    return (float(np.median(own)) - center) / error if error else 0.0

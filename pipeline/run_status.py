@@ -145,7 +145,7 @@ class StatusReader:
         return Status(
             out=self.store.url,
             state="complete" if complete else "started",
-            sealed=complete and self._is_sealed(),
+            sealed=self._is_sealed(),
             plan=plan_facts(plan),
             run=run.id(),
             model=run.model,
