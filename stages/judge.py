@@ -164,13 +164,14 @@ class _Bench:
         result = _Round(np.full(num_chunks, MISSING, np.int64))
         if not len(order):
             return result
-        rows = self._table[order]
-        starts = np.flatnonzero(np.diff(rows["chunk"], prepend=-1))
+        chunks = self._table["chunk"][order]
+        starts = np.flatnonzero(np.diff(chunks, prepend=-1))
         counts = np.diff(np.append(starts, len(order)))
-        alike = np.logical_and.reduceat(rows["finite"], starts)
+        alike = np.logical_and.reduceat(self._table["finite"][order], starts)
         for column in ("digest_high", "digest_low"):
-            alike &= np.minimum.reduceat(rows[column], starts) == np.maximum.reduceat(rows[column], starts)
-        result.winners[rows["chunk"][starts[alike]]] = order[starts[alike]]
+            digests = self._table[column][order]
+            alike &= np.minimum.reduceat(digests, starts) == np.maximum.reduceat(digests, starts)
+        result.winners[chunks[starts[alike]]] = order[starts[alike]]
         result.duplicates = int((counts[alike] - 1).sum())
         for start, count in zip(starts[~alike].tolist(), counts[~alike].tolist(), strict=True):
             self._settle(order[start : start + count].tolist(), result)

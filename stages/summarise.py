@@ -67,13 +67,12 @@ def summarise(
     reduced_by: str,
 ) -> Summary:
     """Build the summary. `counts` are the sizes of the fully covered documents, per group of the plan."""
-    groups: dict[str, Numbers] = {}
-    total, total_counts = Tally(), Counts()
-    for index, group in enumerate(plan.groups):
-        tally = tallies[("group", index)]
-        groups[group.name] = derive(tally, counts[index], plan.protocol)
-        total += tally
-        total_counts += counts[index]
+    groups = {
+        group.name: derive(tallies[("group", index)], counts[index], plan.protocol)
+        for index, group in enumerate(plan.groups)
+    }
+    total = sum((tallies[("group", index)] for index in range(len(plan.groups))), start=Tally())
+    total_counts = sum(counts.values(), start=Counts())
     numbers = derive(total, total_counts, plan.protocol)
     rows = [_worker_row(facts, tallies.get(("worker", facts.worker), Tally())) for facts in workers]
     before = total + health.withdrawn
