@@ -49,6 +49,7 @@ VISIBLE_SECONDS = 60.0
 """How long a listing may miss what was acknowledged: network file systems remember absence for about a minute."""
 MAX_FAILED_REFRESHES = 3
 MIN_WAIT_SECONDS = 0.25
+SHORTEST_WAIT_SECONDS = 0.01
 
 
 class Policy(Protocol):
@@ -125,9 +126,11 @@ class Schedule:
             return Busy()
         if self.refreshed_at == float("-inf"):
             return self.request_refresh(now)
-        if self._requested_at is None and now - self.refreshed_at >= self._refresh_seconds:
+        if self._requested_at is None and now - self.refreshed_at >= max(self._refresh_seconds, 2 * self._refresh_cost):
             return self.request_refresh(now)
-        return self._policy.choose(now)
+        action = self._policy.choose(now)
+        # A wait that rounds to nothing would never bring its end nearer.
+        return Wait(max(action.seconds, SHORTEST_WAIT_SECONDS)) if isinstance(action, Wait) else action
 
     def wanted(self, take: Take) -> bool:
         """Whether what is held is still worth evaluating."""
@@ -266,7 +269,8 @@ class Schedule:
     @property
     def contested_seconds(self) -> float:
         """How old a listing may be where others take the same chunks: a chunk's time, or 20 times what it takes."""
-        return min(self._refresh_seconds, max(self.chunk_seconds, 20 * self._refresh_cost))
+        wanted = min(self._refresh_seconds, max(self.chunk_seconds, 20 * self._refresh_cost))
+        return max(wanted, 2 * self._refresh_cost)  # a listing may take longer than all of that
 
     def request_refresh(self, now: float) -> Action:
         """Ask for a listing, once; later calls wait for it, and give up where the store keeps failing."""
