@@ -131,14 +131,14 @@ def _largest_chunk(plan: Plan, scratch: _Scratch) -> Chunk:
 
 def _time_batch(evaluator: "Evaluator", chunk: Chunk) -> tuple[int, float]:
     """Return input tokens and seconds of one batch, after warming up with the same one."""
-    batch = _first_rows(chunk, evaluator.evaluate(_first_rows(chunk, 1)).batch_tokens)
+    batch = first_rows(chunk, evaluator.evaluate(first_rows(chunk, 1)).batch_tokens)
     evaluator.evaluate(batch)
     start = time.perf_counter()
     evaluator.evaluate(batch)
     return batch.num_inputs, time.perf_counter() - start
 
 
-def _first_rows(chunk: Chunk, max_inputs: int) -> Chunk:
+def first_rows(chunk: Chunk, max_inputs: int) -> Chunk:
     """Return a chunk of the first rows with at most so many inputs, but one row at least."""
     inputs_R = np.cumsum(chunk.row_lengths_R.astype(np.int64) - 1)
     num_rows = max(1, int(np.searchsorted(inputs_R, max_inputs, side="right")))
