@@ -126,7 +126,7 @@ class WriterThread:
             except Exception as error:  # noqa: BLE001 - the writer decides what it means
                 self._tell(partial(self._writer.failed, error, self._clock()))
             else:
-                self._tell(partial(self._writer.succeeded, self._clock(), header))
+                self._tell(partial(self._writer.succeeded, header))
 
     def _tell(self, event: Callable[[], None]) -> None:
         """Tell the writer of an event, and everyone of what it settled."""

@@ -242,7 +242,7 @@ class Writer:
         self._durable, self._aside = [], []
         return change
 
-    def succeeded(self, now: float, header: Header | None = None) -> None:
+    def succeeded(self, header: Header | None = None) -> None:
         """Take note that the step ended well; a header step brings the header."""
         step = self._end_step()
         if step is None:
@@ -257,7 +257,7 @@ class Writer:
         elif step.do == "spool":
             self._put_aside(self._spooled)
         else:
-            self._retry_at = now
+            self._retry_at = float("-inf")
             self._collisions = 0
             durable = self._recovered(step.key) if step.do == "recover" else self._acknowledged()
             self._stored += len(durable)
@@ -404,7 +404,8 @@ def perform(step: Step, store: Store, spool: Spool | None, header: Callable[[], 
     if step.do == "store":
         store.create(step.key, step.data)
         return None
-    assert spool is not None  # a writer without one asks for no such step
+    if spool is None:
+        raise _SpoolError("there is no spool")
     if step.do == "spool":
         spool.create(step.key, step.data)
         return None

@@ -1,0 +1,1 @@
+"""Deterministic simulations: many workers as steps of one scheduler, with a clock that only they move."""
