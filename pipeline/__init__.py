@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from everplex.checkup import doctor
     from everplex.comparing import compare, trials
     from everplex.findings import Diagnosis, Finding
-    from everplex.reading import export, status
+    from everplex.reading import export, report, status
     from everplex.rehearsal import DryRun, dry_run
     from everplex.run_status import Status
     from everplex.stages.compare import Comparison, Trials
@@ -53,6 +53,7 @@ __all__ = [
     "export",
     "plan",
     "reduce",
+    "report",
     "run",
     "status",
     "trials",
@@ -63,7 +64,7 @@ _HOMES = {
     "everplex.checkup": ("doctor",),
     "everplex.comparing": ("compare", "trials"),
     "everplex.findings": ("Diagnosis", "Finding"),
-    "everplex.reading": ("export", "status"),
+    "everplex.reading": ("export", "report", "status"),
     "everplex.rehearsal": ("DryRun", "dry_run"),
     "everplex.run_status": ("Status",),
     "everplex.stages.compare": ("Comparison", "Trials"),

@@ -85,12 +85,12 @@ def _until_complete(statuses: Iterator[Status], every: float) -> Iterator[Status
 
 
 def _report(out: Out, as_json: Json = False, store_option: StoreOption = None) -> None:
-    """Print the numbers of a run, complete or not, and publish report.html."""
-    summary = reading.read_summary(out, partial=True, store_option=store_option)
+    """Print the numbers of a run, complete or not, and write report.html."""
+    summary = reading.report(out, store_option=store_option)
     if as_json:
         print_json(summary)
     else:
-        typer.echo(text_report(summary), nl=False)
+        typer.echo(f"{text_report(summary)}\nreport: {out}/report.html")
 
 
 def _export(  # noqa: PLR0917 - the command's options

@@ -4,11 +4,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from everplex.progress import Progress
+from everplex.stages.html import html_report
+from everplex.stages.layout import REPORT_KEY
 from everplex.stages.ledger import Ledger
 from everplex.stages.records import Plan, Run
 from everplex.stages.reduce import check_sums, exit_code, recheck, reduce, seal
 from everplex.stages.summary import Summary
-from everplex.storage.errors import IncompleteError, IntegrityError, ObjectNotFoundError
+from everplex.storage.errors import IncompleteError, IntegrityError, ObjectNotFoundError, StoreError
 from everplex.storage.store import Store
 
 
@@ -61,13 +63,23 @@ def _try_together(together: Callable[[], Summary], progress: Progress) -> Summar
 
 def _seal(merge: Merge, summary: Summary, progress: Progress) -> Summary:
     try:
-        return seal(merge.store, summary)
+        sealed = seal(merge.store, summary)
     except IntegrityError:
         # Somebody sealed other copies of some chunks meanwhile; their numbers stand if they can be had again.
-        sealed = _sealed(merge, progress)
-        if sealed is None:
+        found = _sealed(merge, progress)
+        if found is None:
             raise
-        return sealed
+        return found
+    try:
+        publish_report(merge.store, sealed)
+    except StoreError as error:  # the numbers are sealed; a view of them is no reason to fail
+        progress.say(f"{error}; `everplex report` makes it later")
+    return sealed
+
+
+def publish_report(store: Store, summary: Summary) -> None:
+    """Write or replace `report.html`."""
+    store.publish(REPORT_KEY, html_report(summary).encode())
 
 
 def _sealed(merge: Merge, progress: Progress) -> Summary | None:

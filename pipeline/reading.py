@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import NamedTuple
 
-from everplex.conclude import Merge, conclude, demand_complete
+from everplex.conclude import Merge, conclude, demand_complete, publish_report
 from everplex.exporting import ExportFormat, encode_export
 from everplex.opening import open_out
 from everplex.progress import Progress
@@ -31,6 +31,14 @@ def statuses(out: str, *, store_option: Sequence[str] | None = None) -> Iterator
     reader = StatusReader(open_out(settings), lambda url: open_out(settings, url))
     while True:
         yield reader.read()
+
+
+def report(out: str, *, store_option: Sequence[str] | None = None) -> Summary:
+    """Write `report.html` of a run, complete or not, and return its numbers."""
+    merge = open_merge(out, store_option)
+    summary = _conclude(merge)
+    publish_report(merge.store, summary)
+    return summary
 
 
 def read_summary(out: str, *, partial: bool = False, store_option: Sequence[str] | None = None) -> Summary:

@@ -116,6 +116,7 @@ def test_a_run_prints_its_numbers_and_is_resumed(
     assert captured.out.startswith("perplexity ")
     assert captured.out.endswith(f"results: {out}/summary.json\n")
     assert all(line.startswith("everplex: ") for line in captured.err.splitlines())
+    assert (out / "report.html").read_text().startswith("<!doctype html>")
     segments = sorted(out.glob("segments/*/*"))
     assert run_command_line([*run, "--json"]) == 0
     summary = msgspec.json.decode(capsys.readouterr().out, type=Summary)
@@ -177,7 +178,7 @@ def test_integrity_ends_with_4(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_report_gives_the_numbers_of_a_part_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The text says that it is partial; the JSON is the typed summary."""
+    """The text says that it is partial; the JSON is the typed summary; the page is replaced by what is known then."""
     store = begin(FABRIC, DictStore())
     put_rows(FABRIC, store, 0, ROWS[:3])
     out = str(save(store, tmp_path / "run"))
@@ -185,6 +186,11 @@ def test_report_gives_the_numbers_of_a_part_too(tmp_path: Path, capsys: pytest.C
     assert capsys.readouterr().out.startswith("PARTIAL")
     assert run_command_line(["report", out, "--json"]) == 0
     assert msgspec.json.decode(capsys.readouterr().out, type=Summary).coverage.accepted == 3
+    page = tmp_path / "run" / "report.html"
+    assert "PARTIAL" in page.read_text()
+    put_rows(FABRIC, store, 1, ROWS[3:])
+    assert run_command_line(["report", str(save(store, tmp_path / "run"))]) == 0
+    assert "PARTIAL" not in page.read_text()
 
 
 def test_what_waits_on_this_machine_is_uploaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
