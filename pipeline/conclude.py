@@ -10,7 +10,13 @@ from everplex.stages.ledger import Ledger
 from everplex.stages.records import Plan, Run
 from everplex.stages.reduce import check_sums, exit_code, recheck, reduce, seal
 from everplex.stages.summary import Summary
-from everplex.storage.errors import IncompleteError, IntegrityError, ObjectNotFoundError, StoreError
+from everplex.storage.errors import (
+    IncompleteError,
+    IntegrityError,
+    ObjectNotFoundError,
+    StoreError,
+    StoreRefusedError,
+)
 from everplex.storage.store import Store
 
 
@@ -37,7 +43,7 @@ def conclude(
     `together` merges with other ranks; where it fails, the offline merge gives the same numbers, and with `verify` both
     have to. Raises IntegrityError where they differ, or where sealed numbers cannot be had again.
     """
-    store, plan_store, plan, run = merge
+    store, _, plan, run = merge
     sealed = _sealed(merge, progress)
     if sealed is not None:
         return sealed
@@ -46,11 +52,20 @@ def conclude(
         ledger.refresh()
     summary = None if together is None else _try_together(together, progress)
     if summary is None or verify:
-        offline = reduce(plan, run, ledger, plan_store=plan_store)
+        offline = _merge_offline(merge, ledger, progress)
         if summary is not None:
             check_sums(summary, offline, f"{store.url} merged by the ranks together")
         summary = summary or offline
     return _seal(merge, summary, progress) if summary.complete else summary
+
+
+def _merge_offline(merge: Merge, ledger: Ledger, progress: Progress) -> Summary:
+    """Merge; who may not read the documents of every group gets the numbers that need none of them."""
+    try:
+        return reduce(merge.plan, merge.run, ledger, plan_store=merge.plan_store)
+    except StoreRefusedError as error:
+        progress.say(f"{error}; numbers per byte and per word are left out")
+        return reduce(merge.plan, merge.run, ledger)
 
 
 def _try_together(together: Callable[[], Summary], progress: Progress) -> Summary | None:
