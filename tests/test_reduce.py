@@ -299,6 +299,18 @@ def test_a_sealed_run_is_added_up_again_and_late_segments_are_told() -> None:
         recheck(store, FABRIC.plan, FABRIC.run)
 
 
+def test_what_a_roll_up_repeats_is_not_late() -> None:
+    """A seal that lists a roll-up counts the segments that it repeats."""
+    store = DictStore()
+    for seq, row in enumerate(ROWS, 1):
+        FABRIC.put(store, worker_id(0), seq, [FABRIC.record(row)])
+    records = [FABRIC.record(row) for row in ROWS]
+    rollup = FABRIC.put(store, worker_id(0), len(ROWS) + 1, [*records, records[0]], first=1)
+    sealed = seal(store, _reduce(store))
+    assert sealed.segments == [rollup]
+    assert recheck(store, FABRIC.plan, FABRIC.run).late == []
+
+
 def test_a_seal_lists_what_the_majority_rested_on() -> None:
     """Where evaluations disagreed the seal keeps those that decided, so that it can be checked alone."""
     store = _whole()
