@@ -285,7 +285,7 @@ class Schedule:
         """Return how to go on where no chunk is missing, as far as this worker knows; None where one is."""
         if not self._covered():
             return None
-        if any(since is not None and since >= self.refreshed_at for since in self._mine.values()):
+        if any(since is not None and since > self.refreshed_at for since in self._mine.values()):
             return self.request_refresh(now)
         if self._mine:  # acknowledged, and the newest listing does not have it yet
             return self.retry_later(now)
