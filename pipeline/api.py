@@ -17,26 +17,26 @@ from everplex.opening import OpenRun, open_out, open_run
 from everplex.planning import make_stored_plan, plan_options
 from everplex.preempt import Stop, watch
 from everplex.progress import Progress
-from everplex.settings import Settings, make_settings
+from everplex.reading import read_summary
+from everplex.settings import Data, Settings, listed, make_settings
 from everplex.stages.records import Plan
-from everplex.stages.stored import load_plan, load_run
+from everplex.stages.stored import load_plan
 from everplex.stages.summary import Summary
 from everplex.storage.errors import IncompleteError, ObjectNotFoundError, UsageError
-from everplex.storage.store import Store
 
 
-def run(data: str | list[str], *, model: str, out: str, **options: Any) -> Summary:
+def run(data: Data, *, model: str, out: str, **options: Any) -> Summary:
     """Plan, evaluate and reduce; the same call again resumes. Returns the sealed summary.
 
     Raises UsageError, IncompleteError (call again) or IntegrityError.
     """
-    settings = make_settings({"data": _listed(data), "model": model, "out": out, **options})
+    settings = make_settings({"data": listed(data), "model": model, "out": out, **options})
     return run_settings(settings, own_process=False)
 
 
-def plan(data: str | list[str], *, tokenizer: str, out: str, **options: Any) -> Plan:
+def plan(data: Data, *, tokenizer: str, out: str, **options: Any) -> Plan:
     """Read a corpus and write the plan of a run. Returns the stored plan."""
-    settings = make_settings({"data": _listed(data), "tokenizer": tokenizer, "out": out, **options})
+    settings = make_settings({"data": listed(data), "tokenizer": tokenizer, "out": out, **options})
     return plan_settings(settings, own_process=False)
 
 
@@ -52,12 +52,7 @@ def reduce(out: str, *, partial: bool = False, store_option: list[str] | None = 
     Raises IncompleteError where chunks are missing, unless `partial`, and IntegrityError for what evaluating again does
     not cure.
     """
-    settings = make_settings({"out": out, "store_option": store_option})
-    return reduce_settings(settings, partial=partial)
-
-
-def _listed(data: str | list[str]) -> list[str]:
-    return [data] if isinstance(data, str) else list(data)
+    return read_summary(out, partial=partial, store_option=store_option)
 
 
 def plan_settings(settings: Settings, *, own_process: bool = True) -> Plan:
@@ -85,6 +80,8 @@ def run_settings(settings: Settings, *, own_process: bool = True) -> Summary:
 def evaluate_settings(settings: Settings, *, own_process: bool = True, launcher: int | None = None) -> Summary:
     """Do what `evaluate` does, and plan first where there is data; `launcher` is the process that started this rank."""
     settings.need("model", "out")
+    if settings.dry_run:
+        raise UsageError("dry_run: a rehearsal is `everplex run --dry-run`, or everplex.dry_run in Python")
     stop = Stop(settings.grace_seconds)
     with _progress(shown=os.environ.get("LOCAL_RANK", "0") == "0") as progress:
         with watch(stop, max_seconds=settings.max_seconds, launcher=launcher, own_process=own_process):
@@ -117,25 +114,6 @@ def _evaluate_by_ranks(run: OpenRun) -> Summary:
     if code:
         raise IncompleteError("a rank ended before its work; run the same command again to continue")
     return summary
-
-
-def reduce_settings(settings: Settings, *, partial: bool) -> Summary:
-    """Do what `reduce` does."""
-    store = open_out(settings)
-    with _progress() as progress:
-        summary = conclude(_read_run(settings, store), progress)
-    if not partial:
-        demand_complete(summary, str(settings.out))
-    return summary
-
-
-def _read_run(settings: Settings, store: Store) -> Merge:
-    try:
-        run = load_run(store)
-    except ObjectNotFoundError as error:
-        raise UsageError(f"{store.url} holds no run that has started; give the --out of one") from error
-    plan_store = open_out(settings, run.plan_url) if run.plan_url else store
-    return Merge(store, plan_store, load_plan(plan_store), run)
 
 
 @contextmanager

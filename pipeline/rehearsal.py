@@ -14,7 +14,7 @@ from everplex.planning import plan_into, plan_options
 from everplex.preempt import Stop
 from everplex.progress import Progress, format_seconds
 from everplex.rank import detect_rank
-from everplex.settings import Settings, make_settings
+from everplex.settings import Data, Settings, listed, make_settings
 from everplex.stages.checkpoint import locate
 from everplex.stages.chunk import Chunk, decode_chunk
 from everplex.stages.layout import CHUNKS_PREFIX, chunk_key
@@ -67,13 +67,12 @@ class _Scratch:
         """Keep nothing."""
 
 
-def dry_run(data: str | list[str], *, model: str, **options: Any) -> DryRun:
+def dry_run(data: Data, *, model: str, **options: Any) -> DryRun:
     """Plan in memory, time one batch, and say what `run` with the same options would take.
 
     Raises what `run` would raise up to there.
     """
-    listed = [data] if isinstance(data, str) else list(data)
-    return rehearse_settings(make_settings({"data": listed, "model": model, **options}))
+    return rehearse_settings(make_settings({"data": listed(data), "model": model, **options}))
 
 
 def rehearse_settings(settings: Settings) -> DryRun:

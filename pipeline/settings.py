@@ -2,6 +2,7 @@
 
 import difflib
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -12,6 +13,9 @@ from everplex.stages.plan_options import Content, Format, LossOn, TextDocuments
 from everplex.storage.errors import UsageError
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+Data = str | Path | Sequence[str | Path]
+"""A path, URL or pattern, or several."""
 
 CORPUS, MODEL, RUN, MACHINE, ONE = "Corpus and protocol", "Model", "Run", "Machine", "Of one command"
 
@@ -123,6 +127,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def option_hints() -> dict[str, Any]:
     """Type and help of every option, by name."""
     return get_type_hints(Settings, include_extras=True)
+
+
+def listed(data: Data) -> list[str]:
+    """Return one input or several as the option takes them."""
+    return [str(data)] if isinstance(data, str | Path) else [str(one) for one in data]
 
 
 def make_settings(options: dict[str, Any]) -> Settings:

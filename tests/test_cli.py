@@ -255,3 +255,31 @@ def test_the_python_functions_refuse_unknown_options(corpus: Path, tiny_model: P
     """A slip in a keyword is told with the nearest option."""
     with pytest.raises(everplex.UsageError, match="'contxt'; the nearest is 'context'"):
         everplex.plan(str(corpus), tokenizer=str(tiny_model), out="x", contxt=3)
+
+
+def test_the_python_functions_take_paths(corpus: Path, tiny_model: Path, tmp_path: Path) -> None:
+    """One path or several, as strings or not, are the same corpus."""
+    options: dict[str, Any] = {"tokenizer": str(tiny_model), "context": 64}
+    one = everplex.plan(corpus, out=str(tmp_path / "one"), **options)
+    several = everplex.plan([str(corpus)], out=str(tmp_path / "several"), **options)
+    assert one.digest() == several.digest()
+
+
+def test_a_rehearsal_is_never_taken_for_a_run(corpus: Path, tiny_model: Path, tmp_path: Path) -> None:
+    """Only `run --dry-run` and `everplex.dry_run` rehearse; others refuse the option instead of doing the work."""
+    with pytest.raises(everplex.UsageError, match="dry_run"):
+        everplex.run(corpus, model=str(tiny_model), out=str(tmp_path / "out"), dry_run=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_interrupted_command_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C outside of an evaluation: one line, and the code that asks for the same command again."""
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("everplex.reading.report", interrupt)
+    assert run_command_line(["report", str(tmp_path)]) == 75
+    assert capsys.readouterr().err == "everplex: interrupted; run the same command again\n"
