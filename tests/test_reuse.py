@@ -1,6 +1,7 @@
 """Results of another run for chunks of equal content."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.corpora import make_documents, write_jsonl
@@ -11,7 +12,7 @@ from everplex.stages.stored import load_plan
 from everplex.storage.errors import IdentityMismatch
 from everplex.storage.store import open_store
 
-OPTIONS = {"group_by": "topic", "context": 64, "chunk_tokens": 256, "threads": 1}
+OPTIONS: dict[str, Any] = {"group_by": "topic", "context": 64, "chunk_tokens": 256, "threads": 1}
 
 
 def test_a_grown_corpus_pays_only_for_what_is_new(tmp_path: Path, tiny_model: Path) -> None:
@@ -21,7 +22,7 @@ def test_a_grown_corpus_pays_only_for_what_is_new(tmp_path: Path, tiny_model: Pa
     new = write_jsonl(tmp_path / "new.jsonl", documents)
     everplex.run(str(old), model=str(tiny_model), out=str(tmp_path / "old"), **OPTIONS)
     fresh = everplex.run(str(new), model=str(tiny_model), out=str(tmp_path / "fresh"), **OPTIONS)
-    reusing = {"out": str(tmp_path / "new"), "reuse_from": [str(tmp_path / "old")], **OPTIONS}
+    reusing: dict[str, Any] = {"out": str(tmp_path / "new"), "reuse_from": [str(tmp_path / "old")], **OPTIONS}
     summary = everplex.run(str(new), model=str(tiny_model), **reusing)
     assert (summary.nll, summary.tokens, summary.groups) == (fresh.nll, fresh.tokens, fresh.groups)
     # the last chunk of each of the two groups has changed
