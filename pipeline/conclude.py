@@ -8,8 +8,8 @@ from everplex.stages.html import html_report
 from everplex.stages.layout import REPORT_KEY
 from everplex.stages.ledger import Ledger
 from everplex.stages.records import Plan, Run
-from everplex.stages.reduce import check_sums, exit_code, recheck, reduce, seal
-from everplex.stages.summary import Summary
+from everplex.stages.reduce import exit_code, recheck, reduce, seal
+from everplex.stages.summary import Numbers, Summary
 from everplex.storage.errors import (
     IncompleteError,
     IntegrityError,
@@ -54,7 +54,7 @@ def conclude(
     if summary is None or verify:
         offline = _merge_offline(merge, ledger, progress)
         if summary is not None:
-            check_sums(summary, offline, f"{store.url} merged by the ranks together")
+            check_same_numbers(summary, offline)
         summary = summary or offline
     return _seal(merge, summary, progress) if summary.complete else summary
 
@@ -66,6 +66,17 @@ def _merge_offline(merge: Merge, ledger: Ledger, progress: Progress) -> Summary:
     except StoreRefusedError as error:
         progress.say(f"{error}; numbers per byte and per word are left out")
         return reduce(merge.plan, merge.run, ledger)
+
+
+def check_same_numbers(together: Summary, offline: Summary) -> None:
+    """Raise IntegrityError naming the first number in which the two ways of merging differ."""
+    for field in (*Numbers.__struct_fields__, "groups", "macro", "positions", "document_lengths"):
+        one, other = getattr(together, field), getattr(offline, field)
+        if one != other:
+            raise IntegrityError(
+                f"{field} is {one} by the collective merge and {other} by the offline merge; run `everplex doctor` and "
+                "report this with its output"
+            )
 
 
 def _try_together(together: Callable[[], Summary], progress: Progress) -> Summary | None:
