@@ -14,7 +14,7 @@ from rich.text import Text
 
 from everplex import reading
 from everplex.checkup import doctor
-from everplex.comparing import compare, comparison_report, trials, trials_report
+from everplex.comparing import compare, comparisons_report, trials, trials_report
 from everplex.exporting import ExportFormat, write_file
 from everplex.run_status import Status
 from everplex.stages.export import TableName
@@ -112,9 +112,7 @@ def _export(  # noqa: PLR0917 - the command's options
 
 def _compare(
     outs: Annotated[list[str], typer.Argument(metavar="OUT...", help="Folders or URLs of runs; the first is A.")],
-    as_trials: Annotated[
-        bool, typer.Option("--trials", help="They are repeated runs: how far apart?")
-    ] = False,
+    as_trials: Annotated[bool, typer.Option("--trials", help="They are repeated runs: how far apart?")] = False,
     anyway: Annotated[bool, typer.Option("--anyway", help="Compare groups of runs whose plans differ.")] = False,
     as_json: Json = False,
     store_option: StoreOption = None,
@@ -131,8 +129,7 @@ def _compare(
     if as_json:
         print_json(comparisons)
     else:
-        pairs = zip(comparisons, outs[1:], strict=True)
-        typer.echo("\n".join(comparison_report(comparison, outs[0], out) for comparison, out in pairs), nl=False)
+        typer.echo(comparisons_report(comparisons, outs), nl=False)
 
 
 def _upload_spool(out: Out, as_json: Json = False, store_option: StoreOption = None) -> None:

@@ -75,6 +75,16 @@ def comparison_report(comparison: Comparison, out_a: str, out_b: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def comparisons_report(comparisons: Sequence[Comparison], outs: Sequence[str]) -> str:
+    """Return one comparison in full, several as a table against the first run."""
+    if len(comparisons) == 1:
+        return comparison_report(comparisons[0], *outs)
+    rows = [_cells(out, comparison.total) for out, comparison in zip(outs[1:], comparisons, strict=True)]
+    lines = [f"A: {outs[0]} ({comparisons[0].a})", "", *table(("B", *_HEAD[1:]), rows)]
+    lines += [f"{out}: {line}" for out, c in zip(outs[1:], comparisons, strict=True) for line in _warning(c)]
+    return "\n".join(lines) + "\n"
+
+
 def trials_report(result: Trials) -> str:
     """Return what repeated runs have in common as plain text, ending in a line break."""
     verdict = "explains it" if result.explained else "does not explain it: look at their devices and environments"

@@ -222,6 +222,9 @@ def test_runs_are_compared_with_the_first(tmp_path: Path, capsys: pytest.Capture
     assert other.total.difference == pytest.approx(0.25, abs=1e-6)
     assert (same.total.difference, same.total.stderr, same.paired) == (0.0, 0.0, True)
     assert run_command_line(["compare", *outs]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in table[-2:]] == outs[1:]
+    assert run_command_line(["compare", *outs[:2]]) == 0
     assert f"B: {outs[1]}" in capsys.readouterr().out
     assert run_command_line(["compare", outs[0], outs[2], "--trials", "--json"]) == 0
     assert msgspec.json.decode(capsys.readouterr().out, type=Trials).largest == 0.0
