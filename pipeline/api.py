@@ -22,7 +22,7 @@ from everplex.settings import Data, Settings, listed, make_settings
 from everplex.stages.records import Plan
 from everplex.stages.stored import load_plan
 from everplex.stages.summary import Summary
-from everplex.storage.errors import IncompleteError, ObjectNotFoundError, UsageError
+from everplex.storage.errors import IncompleteError, IntegrityError, ObjectNotFoundError, UsageError
 
 
 def run(data: Data, *, model: str, out: str, **options: Any) -> Summary:
@@ -77,12 +77,14 @@ def run_settings(settings: Settings, *, own_process: bool = True) -> Summary:
     return evaluate_settings(settings, own_process=own_process)
 
 
-def evaluate_settings(settings: Settings, *, own_process: bool = True, launcher: int | None = None) -> Summary:
+def evaluate_settings(
+    settings: Settings, *, own_process: bool = True, launcher: int | None = None, stop: Stop | None = None
+) -> Summary:
     """Do what `evaluate` does, and plan first where there is data; `launcher` is the process that started this rank."""
     settings.need("model", "out")
     if settings.dry_run:
         raise UsageError("dry_run: a rehearsal is `everplex run --dry-run`, or everplex.dry_run in Python")
-    stop = Stop(settings.grace_seconds)
+    stop = Stop(settings.grace_seconds) if stop is None else stop  # a stop is false until it is set
     with _progress(shown=os.environ.get("LOCAL_RANK", "0") == "0") as progress:
         with watch(stop, max_seconds=settings.max_seconds, launcher=launcher, own_process=own_process):
             run = open_run(settings, stop, progress)
@@ -106,12 +108,16 @@ def _evaluate_by_ranks(run: OpenRun) -> Summary:
     """Let local ranks evaluate; the worst of their ends is this one's."""
     code = launch_ranks(run.settings)
     identity = run.stored_run()
-    if code == UsageError.exit_code or identity is None:
+    if code == UsageError.exit_code:
         raise UsageError("the ranks could not start; their messages above say why")
+    if code == IntegrityError.exit_code:
+        raise IntegrityError("a rank found results that cannot be trusted; its message above says which")
+    if identity is None:
+        raise IncompleteError("the ranks ended before they began; run the same command again")
     summary = conclude(Merge(run.store, run.plan_store, run.plan, identity), run.progress)
     if run.selected is None:
         demand_complete(summary, str(run.settings.out))
-    if code:
+    elif code:
         raise IncompleteError("a rank ended before its work; run the same command again to continue")
     return summary
 
