@@ -45,7 +45,9 @@ def launch_ranks(settings: Settings) -> int:
 
     threads = settings.threads or default_threads(settings.nproc)
     for name in list(logging.root.manager.loggerDict):
-        if name.startswith("torch.distributed.elastic"):  # each module there has a level of its own
+        if name.startswith(
+            ("torch.distributed.elastic", "torch.multiprocessing")
+        ):  # each module there has a level of its own
             logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     config = LaunchConfig(
