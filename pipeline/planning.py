@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
@@ -10,6 +11,7 @@ from everplex.preempt import Stop
 from everplex.progress import Progress
 from everplex.rank import Rank
 from everplex.settings import Settings
+from everplex.stages.checkpoint import CONFIG, max_context, read_config
 from everplex.stages.layout import CHUNKS_PREFIX
 from everplex.stages.plan_options import PlanOptions
 from everplex.stages.records import Plan
@@ -27,11 +29,23 @@ def plan_options(settings: Settings) -> PlanOptions:
         raise UsageError("--tokenizer is missing: give the folder of a tokenizer or model")
     names = PlanOptions.__struct_fields__
     options = {name: value for name, value in msgspec.structs.asdict(settings).items() if name in names}
-    options |= {"tokenizer": settings.tokenizer or settings.model, "groups": settings.group_names()}
+    options |= {
+        "tokenizer": settings.tokenizer or settings.model,
+        "groups": settings.group_names(),
+        "model_context": _model_context(settings),
+    }
     try:
         return msgspec.convert(options, PlanOptions)
     except msgspec.ValidationError as error:
         raise UsageError(f"planning option: {error}") from error
+
+
+def _model_context(settings: Settings) -> int | None:
+    """Return the length that the model's configuration allows, where a local folder has one."""
+    for folder in (settings.model, settings.tokenizer):
+        if folder and (Path(folder) / CONFIG).is_file():
+            return max_context(read_config(Path(folder)))
+    return None
 
 
 def obtain_plan(settings: Settings, rank: Rank, store: Store, stop: Stop, progress: Progress) -> Plan:
@@ -58,8 +72,15 @@ def obtain_plan(settings: Settings, rank: Rank, store: Store, stop: Stop, progre
     if settings.data:
         from everplex.stages.plan import check_plan
 
-        check_plan(plan, plan_options(settings), verify_data=settings.verify_data)
+        options = plan_options(settings)
+        if options.groups is not None:  # a part of what is planned may be evaluated alone
+            options = msgspec.structs.replace(options, groups=_planned_groups(plan))
+        check_plan(plan, options, verify_data=settings.verify_data)
     return plan
+
+
+def _planned_groups(plan: Plan) -> list[str] | None:
+    return msgspec.convert(plan.corpus.options.get("groups"), list[str] | None)
 
 
 def make_stored_plan(settings: Settings, store: Store, stop: Stop, progress: Progress) -> Plan:

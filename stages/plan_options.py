@@ -26,7 +26,9 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     protocol: str = "lm-eval"
     context: int | None = None
-    """Tokens that the model sees at once; None takes the protocol's or else the tokenizer's length."""
+    """Tokens that the model sees at once; None takes the protocol's, the model's or else the tokenizer's length."""
+    model_context: int | None = None
+    """Length that the model's configuration allows, where it is known."""
     stride: int | None = None
     hf_published_weights: bool = False
     document_mask: bool = False

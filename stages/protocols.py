@@ -258,7 +258,7 @@ def choose_protocol(options: PlanOptions, facts: TokenizerFacts) -> Protocol:
             )
     context = options.context
     if context is None:
-        context = family.default_context or facts.max_length
+        context = family.default_context or options.model_context or facts.max_length
         if family.max_default_context is not None:
             context = min(context or family.max_default_context, family.max_default_context)
     if context is None:
