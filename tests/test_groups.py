@@ -25,7 +25,7 @@ def test_groups_of_a_planned_run_are_evaluated_one_by_one(tmp_path: Path, tiny_m
         everplex.reduce(out)
     assert everplex.run(corpus, out=out, groups="b", **options).nll == whole.nll
     assert everplex.reduce(out).groups == whole.groups
-    with pytest.raises(UsageError, match="the plan has no group 'c'; it has 'a', 'b'"):
+    with pytest.raises(UsageError, match="the plan has no group 'c'"):
         everplex.evaluate(model=str(tiny_model), out=out, groups="c")
 
 
