@@ -44,10 +44,8 @@ def launch_ranks(settings: Settings) -> int:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     threads = settings.threads or default_threads(settings.nproc)
-    for name in list(logging.root.manager.loggerDict):
-        if name.startswith(
-            ("torch.distributed.elastic", "torch.multiprocessing")
-        ):  # each module there has a level of its own
+    for name in list(logging.root.manager.loggerDict):  # each module there has a level of its own
+        if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     config = LaunchConfig(
