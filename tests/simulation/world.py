@@ -174,7 +174,8 @@ class World:
         self.outages = [self._outage() for _ in range(rng.randrange(1, 3))] if "outage" in self.faults else []
         self.store = FaultyStore(self)
         self.disks = [Disk(self) for _ in range(3)]
-        self.acknowledged: set[str] = set()
+        self.acknowledged: set[tuple[str, str]] = set()
+        """Worker and chunk of every record that a writer reported as durable."""
         self.processes: list[Process] = []
         self.sealed: bytes | None = None
         self._numbers = itertools.count()
@@ -389,7 +390,8 @@ class World:
                 writer.failed(error, self.now)
             change = writer.changes()
             if change.durable:
-                self.acknowledged.update(receipt.chunk for receipt in change.durable)
+                self.acknowledged |= {(process.name, receipt.chunk) for receipt in change.durable}
+                self._check_acknowledged({(process.name, receipt.chunk) for receipt in change.durable})
                 process.schedule.durable(change.durable, self.now)
             process.schedule.aside(change.aside)
 
@@ -420,9 +422,13 @@ class World:
             record = record_of(self.shape, row)
             if chunk in reader.values and reader.values[chunk] != {(record.nll, record.tokens)}:
                 raise Broken(f"{chunk} does not count once with its own value")
-        damaged = self.store.flipped
-        lost = self.acknowledged - reader.recorded
-        if lost and not damaged:
+        self._check_acknowledged(self.acknowledged)
+
+    def _check_acknowledged(self, acknowledged: set[tuple[str, str]]) -> None:
+        reader = Reader(self.store)
+        reader.read(list(self.store.objects))
+        lost = {(worker, chunk) for worker, chunk in acknowledged if worker not in reader.by_chunk[chunk]}
+        if lost and not self.store.flipped:
             raise Broken(f"acknowledged and gone: {sorted(lost)}")
 
     def check_with_ledger(self) -> None:
