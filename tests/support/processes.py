@@ -107,6 +107,14 @@ class Running:
         assert code is not None, f"still running after {timeout} s: {self.errors.read_text()}"
         return code
 
+    def ends_within(self, seconds: float) -> bool:
+        """Wait at most so long for its end; says whether it came."""
+        try:
+            self.wait(seconds)
+        except (AssertionError, subprocess.TimeoutExpired):
+            return False
+        return True
+
     def text(self) -> str:
         """Return what it said on stderr."""
         return self.errors.read_text()
