@@ -9,12 +9,11 @@ LEDGER_EVERY = 10
 
 REGRESSIONS = {
     0: "a wait that rounded to nothing, so that time stood still",
-    3: "a writer that failed without a spool and told nobody what it had lost, so that its worker waited for ever",
-    77: "lost by one worker and recorded by another is complete",
-    479: "stopped by SIGSTOP while preempted",
-    6720: "preempted while stopped",
+    4: "a roll-up without the records it claims to repeat",
+    8: "a failed PUT taken for an acknowledgement",
+    77: "a spooled segment forgotten before the store had it",
 }
-"""Seeds that once broke a promise, or the simulation, and what was wrong."""
+"""Seeds that fail where that mistake is made: the first as it was found, the others with one made on purpose."""
 
 
 def test_ten_thousand_schedules_keep_every_promise() -> None:

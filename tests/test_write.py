@@ -286,6 +286,22 @@ def test_a_refusal_saves_the_work_and_fails() -> None:
         pump.writer.submit(record(2))
 
 
+def test_a_failure_without_a_spool_names_everything() -> None:
+    """In flight and queued alike are reported, so that no worker waits for an acknowledgement that never comes."""
+
+    def refused(operation: str, location: str) -> BaseException:
+        return StoreRefusedError(operation, location, "access denied")
+
+    pump = Pump(Writer(capacity=2, spooling=False), FaultyStore(DictStore(), fail_at=1, error=refused))
+    pump.writer.submit(record(0))
+    pump.step()
+    pump.writer.submit(record(1))
+    pump.run()
+    assert [receipt.chunk for receipt in pump.aside] == ids(0, 1)
+    assert sorted(pump.writer.outcome().lost) == sorted(pump.aside)
+    assert pump.writer.finished
+
+
 def test_a_torn_object_under_our_name_costs_a_sequence_number() -> None:
     """On a store without atomic writes half an object stays under our key: the same records go under the next one."""
 

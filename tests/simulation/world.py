@@ -256,7 +256,7 @@ class World:
                 world_size=None if pooled else world_size,
                 writer=Writer(
                     capacity=self.rng.choice([1, 1, 2, 4]),
-                    spooling=self.rng.random() < 0.9,
+                    spooling=self.rng.random() < 0.75,
                     spool_cap=self.rng.choice([2, 1024]),
                     rollup_every=self.rng.choice([2, 3, 64]),
                 ),
