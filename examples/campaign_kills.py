@@ -26,11 +26,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         quiet = make_quiet_run(folder, save_tiny_model(folder / "model"), num_documents=60)
-        tally = campaign(folder, quiet, kills=arguments.kills, seed=arguments.seed)
+        tally = campaign(folder / "campaign", quiet, kills=arguments.kills, seed=arguments.seed)
     print(
         f"{tally.kills} of {tally.incarnations} processes killed in {tally.runs} runs of {quiet.num_chunks} chunks; "
         f"every run ended with the bits of the undisturbed one\n"
-        f"{tally.lost} of {tally.evaluations} evaluations lost: {tally.lost / tally.kills:.2f} per kill, 2 are allowed\n"
+        f"{tally.lost} of {tally.evaluations} evaluations lost: {tally.lost / tally.kills:.2f} a kill, 2 are allowed\n"
         f"{tally.faults} of {tally.requests} requests failed ({tally.faults / tally.requests:.1%}); "
         f"{tally.seconds:.0f} s"
     )

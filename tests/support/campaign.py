@@ -78,7 +78,8 @@ class _Campaign:
     def _play_world(self, url: str) -> list[int]:
         """Start some ranks, kill some of them, wait for all; returns their exit codes."""
         size = self._rng.choice([1, 2, 3])
-        ranks = [self._started.start(*self._quiet.run(url, "--rank", r, "--world-size", size)) for r in range(size)]
+        common = ("--plan-wait-seconds", 1, "--world-size", size)  # the rank that plans may be dead
+        ranks = [self._started.start(*self._quiet.run(url, *common, "--rank", rank)) for rank in range(size)]
         if self.tally.kills < self._kills:
             for rank in self._rng.sample(ranks, self._rng.randint(1, size)):
                 self._kill(rank)
