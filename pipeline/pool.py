@@ -3,9 +3,9 @@
 All share one order of the chunks, seen as a circle, and each goes on from chunk to chunk. So what others are doing can
 be read off the records: the front of every gap, the first missing chunk after a recorded one, belongs to whoever
 recorded that. A worker that joins, runs into recorded chunks or is overtaken jumps to the inside of a large gap. A gap
-whose front has not moved for the time of some chunks has lost its worker: it is taken over, by each worker after another
-wait, so that one does; a worker that sees no sign of others waits little. Nothing is written for this: a record is the
-claim to the next few chunks.
+whose front has not moved for the time of some chunks has lost its worker: it is taken over, by each worker after
+another wait, so that one does; a worker that sees no sign of others waits little. Nothing is written for this: a record
+is the claim to the next few chunks.
 """
 
 from __future__ import annotations
