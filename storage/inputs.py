@@ -201,7 +201,7 @@ def _open_raw(url: str) -> BinaryIO:
 
 def _filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     try:
-        # Cached listings miss objects that are there; cached clients keep an endpoint and credentials that have changed.
+        # Cached listings miss objects that are there; cached clients keep old endpoints and credentials.
         filesystem, path = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
     except ValueError as error:
         raise UsageError(f"{url}: {error}; use a local path or a scheme such as s3://, gs://, https://") from error
