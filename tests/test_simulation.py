@@ -5,7 +5,7 @@ from simulation.search import search
 from simulation.world import FAULTS, Broken, World, simulate
 
 NUM_SCHEDULES = 10_000
-LEDGER_EVERY = 10
+LEDGER_EVERY = 20
 
 REGRESSIONS = {
     0: "a wait that rounded to nothing, so that time stood still",
