@@ -35,7 +35,12 @@ Config = Annotated[str | None, typer.Option(help="TOML file of the same options;
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    sys.exit(run_command_line(sys.argv[1:]))
+    code = run_command_line(sys.argv[1:])
+    if code == IncompleteError.exit_code:
+        # A thread may be inside a call that a store does not answer: an orderly exit would wait for it.
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def run_command_line(arguments: list[str]) -> int:

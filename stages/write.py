@@ -52,6 +52,7 @@ class WriterThread:
         self._stopping = stopping
         self._clock = clock
         self._changed = threading.Condition()
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name="everplex-writer", daemon=False)
         self._thread.start()
 
@@ -59,6 +60,8 @@ class WriterThread:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        if self._closed:  # with a deadline: a thread that still hangs is not waited for again
+            return
         if exception[1] is None:
             self.close()
             return
@@ -81,6 +84,7 @@ class WriterThread:
         Raises the writer's failure, after that (`outcome` tells then).
         """
         with self._changed:
+            self._closed = True
             self._writer.close()
             self._changed.notify_all()
         reserve = min(1.0, deadline_seconds / 4)  # for spooling what is left

@@ -55,6 +55,22 @@ def test_the_installed_command_tells_its_version() -> None:
     assert module.stdout == done.stdout
 
 
+def test_an_unfinished_command_ends_although_a_thread_hangs() -> None:
+    """A call that a store never answers holds no process beyond its last words; exit code 75."""
+    code = """if True:
+        import threading
+        from everplex import cli
+        from everplex.storage.errors import IncompleteError
+
+        def run_command_line(arguments):
+            threading.Thread(target=threading.Event().wait).start()
+            return IncompleteError.exit_code
+
+        cli.run_command_line = run_command_line
+        cli.main()"""
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 75
+
+
 def test_an_error_is_a_plain_line_in_a_terminal_too() -> None:
     """No box, no colour, no traceback, also where colours are forced; exit code 2."""
     done = _everplex("status", "/nowhere/at/all", env={**os.environ, "FORCE_COLOR": "1", "TERM": "xterm-256color"})

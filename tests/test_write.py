@@ -16,7 +16,7 @@ from everplex.stages.records import Header, Record
 from everplex.stages.reduce import exit_code, reduce
 from everplex.stages.segments import decode_segment
 from everplex.stages.spool import upload
-from everplex.stages.write import WriterThread
+from everplex.stages.write import Outcome, WriterThread
 from everplex.stages.writer import QueueFullError, Receipt, Writer, perform
 from everplex.storage.errors import (
     IdentityMismatch,
@@ -388,7 +388,7 @@ class BlackHole(DictStore):
     def create(self, key: str, data: bytes) -> None:
         """Hang."""
         self.entered.set()
-        assert self.release.wait(LONG)
+        assert self.release.wait(2 * LONG)
         super().create(key, data)
 
 
@@ -453,6 +453,21 @@ def test_close_keeps_its_deadline_with_a_black_holed_store(black_hole: BlackHole
     black_hole.release.set()  # the PUT succeeds after all: the same bytes under the same key as in the spool
     assert not thread.close(LONG).stuck
     assert set(black_hole.objects) <= set(spool.objects)
+
+
+def test_leaving_the_block_does_not_wait_for_a_hanging_thread_again(black_hole: BlackHole) -> None:
+    """The deadline that `close` was given is the last one."""
+    outcomes: list[Outcome] = []
+
+    def leave() -> None:
+        with WriterThread(Writer(), open_store=lambda: black_hole, header=header, spool=DictSpool()) as thread:
+            thread.submit(record(0))
+            outcomes.append(thread.close(0.4))
+
+    block = in_thread(leave)
+    block.join(LONG)
+    assert not block.is_alive()
+    assert outcomes[0].stuck
 
 
 def test_close_without_spool_says_what_is_lost(black_hole: BlackHole) -> None:

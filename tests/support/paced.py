@@ -6,7 +6,6 @@ it. Run as a script, this is the `everplex` command, paced; ranks that a launche
 """
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +48,6 @@ if VARIABLE in os.environ:
     pace(Path(os.environ[VARIABLE]))
 
 if __name__ == "__main__":
-    from everplex.cli import run_command_line
+    from everplex.cli import main
 
-    sys.exit(run_command_line(sys.argv[1:]))
+    main()

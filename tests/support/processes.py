@@ -232,8 +232,9 @@ def _run(arguments: list[str], environment: dict[str, str], output: Path, errors
     os.environ.update(environment)
     import torch
 
-    from everplex.cli import run_command_line
+    from everplex.cli import main
 
     torch.set_num_threads(1)
     paced.pace(Path(environment[paced.VARIABLE]))
-    sys.exit(run_command_line(arguments))
+    sys.argv[1:] = arguments
+    main()
