@@ -1,9 +1,10 @@
-"""A rank that stands still while others do its work, and then goes on: counted once, same numbers."""
+"""Ranks that stand still and go on later, die, or have nothing to do: every chunk counts once, same numbers."""
 
 import signal
 from pathlib import Path
 
 import pytest
+from support.corpora import make_documents, write_jsonl
 from support.processes import Processes, Running
 from support.runs import QuietRun, numbers, records
 
@@ -61,3 +62,25 @@ def test_a_rank_that_wakes_up_before_the_end(
     assert numbers(out) == quiet.numbers
     assert len(records(out)) >= quiet.num_chunks + (len(signals) == 1)
     assert set(records(out)) == set(records(quiet.planned.parent / "whole"))
+
+
+def test_a_rank_that_dies(quiet: QuietRun, started: Processes, tmp_path: Path) -> None:
+    """The others finish its chunks and the run, without a restart."""
+    out = quiet.copy(tmp_path / "out")
+    dead, other = _stop_in_flight(started, quiet, out)
+    dead.send(signal.SIGKILL)
+    other.pipes.allow(quiet.num_chunks)
+    assert other.wait() == 0, other.text()
+    assert numbers(out) == quiet.numbers
+    assert len(records(out)) == quiet.num_chunks
+
+
+def test_ranks_without_chunks(quiet: QuietRun, started: Processes, tmp_path: Path) -> None:
+    """In a world larger than the plan some ranks have nothing of their own; all end well, with the same numbers."""
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", make_documents(3))
+    alone, out = tmp_path / "alone", tmp_path / "out"
+    assert started.run(*quiet.run(alone, corpus=corpus)).wait() == 0
+    assert len(records(alone)) < 4
+    ranks = [started.start(*quiet.run(out, "--rank", rank, "--world-size", 4, corpus=corpus)) for rank in range(4)]
+    assert [rank.wait() for rank in ranks] == [0] * 4, "".join(rank.text() for rank in ranks)
+    assert numbers(out) == numbers(alone)
