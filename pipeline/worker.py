@@ -230,6 +230,7 @@ class Worker:
                 self._schedule.refresh_failed(time.monotonic())
             return
         recorded, copies = self._ledger.recorded, self._ledger.copies
+        duplicated, chunk_seconds = self._ledger.duplicated, self._ledger.chunk_seconds
         verdict = judge(len(self._contents), copies, self._policy)
         if self._device in verdict.convicted:
             raise IntegrityError(
@@ -242,7 +243,9 @@ class Worker:
         self._other_devices = {source.device for source in copies.sources} - {self._device}
         with self._changed:
             extras = [Extra(*request) for request in wanted if request.chunk in self._progress.tokens]
-            self._schedule.refreshed(recorded, time.monotonic(), extras=extras)
+            self._schedule.refreshed(
+                recorded, time.monotonic(), duplicated=duplicated, extras=extras, chunk_seconds=chunk_seconds
+            )
             self._changed.notify_all()
 
     def _say_what_is_not_stored(self, outcome: Outcome) -> None:

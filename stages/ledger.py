@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from everplex.stages.check import RecordChecker
 from everplex.stages.copies import COPY, KINDS, SENTINEL, Copies, Source
-from everplex.stages.layout import SEGMENTS_PREFIX, SegmentName, parse_segment_key
+from everplex.stages.layout import SEGMENTS_PREFIX, SegmentName, chunk_id, parse_segment_key
 from everplex.stages.records import Environment, Header, Plan, Record
 from everplex.stages.segments import Segment, decode_segment
 from everplex.storage.errors import CorruptObjectError, ObjectNotFoundError
@@ -90,8 +90,26 @@ class Ledger:
         """Ids of the chunks that have an evaluation with a finite loss, sentinels aside."""
         table = self.copies.table
         rows = np.unique(table["chunk"][table["finite"] & (table["kind"] != SENTINEL)])
+        return self._ids(rows)
+
+    @property
+    def duplicated(self) -> set[str]:
+        """Ids of the chunks that more than one worker evaluated, sentinels aside."""
+        table = self.copies.table
+        works = table["kind"] != SENTINEL
+        pairs = np.unique(np.stack([table["chunk"][works], self.copies.ranks("worker")[works]]), axis=1)
+        rows, num_workers = np.unique(pairs[0], return_counts=True)
+        return self._ids(rows[num_workers > 1])
+
+    @property
+    def chunk_seconds(self) -> float | None:
+        """Mean time of an evaluation; None before the first."""
+        table = self.copies.table
+        return float(table["seconds"].mean()) if len(table) else None
+
+    def _ids(self, rows: NDArray[np.int64]) -> set[str]:
         groups, chunks = self._plan.groups, self._plan.chunks
-        return {f"{groups[chunks.group[row]].key}/{chunks.ordinal[row]:08d}" for row in rows.tolist()}
+        return {chunk_id(groups[chunks.group[row]].key, chunks.ordinal[row]) for row in rows.tolist()}
 
     def records(self, wanted: Mapping[int, NDArray[np.int32]]) -> Iterator[tuple[Source, list[Record]]]:
         """Read back, by source, the records at the `wanted` lines; in the order of their sources.

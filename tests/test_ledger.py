@@ -55,6 +55,18 @@ def test_sentinels_and_lost_losses_record_nothing(fabric: Fabric) -> None:
     assert _ledger(fabric, store).recorded == {fabric.chunk_ids[1]}
 
 
+def test_a_chunk_is_duplicated_by_another_worker_alone(fabric: Fabric) -> None:
+    """One worker that wrote a chunk twice, and sentinels, are no duplicates."""
+    store = DictStore()
+    assert _ledger(fabric, store).chunk_seconds is None
+    fabric.put(store, worker_id(0), 1, [fabric.record(0), fabric.record(1), fabric.record(2, kind="sentinel")])
+    fabric.put(store, worker_id(0), 2, [fabric.record(0)])
+    fabric.put(store, worker_id(1), 1, [fabric.record(1), fabric.record(2, kind="sentinel")])
+    ledger = _ledger(fabric, store)
+    assert ledger.duplicated == {fabric.chunk_ids[1]}
+    assert ledger.chunk_seconds == fabric.record(0).seconds
+
+
 def test_a_rollup_stands_for_what_it_covers(fabric: Fabric) -> None:
     """The segments that a roll-up covers are never fetched, and its records are counted once."""
     store = DictStore()
