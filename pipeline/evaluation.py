@@ -26,8 +26,7 @@ def work_on(run: OpenRun) -> tuple[Run, Ledger]:
     ledger.refresh()
     if run.settings.reuse_from and run.rank.is_first:
         take_over(run, identity.result(), ledger)
-    wanted = run.selected if run.selected is not None else run.plan.chunk_ids()
-    if not ledger.recorded.issuperset(wanted):
+    if not ledger.recorded.issuperset(run.wanted):
         Worker(run, identity, ledger).work()
         ledger.refresh()
     return identity.result(), ledger
@@ -48,7 +47,7 @@ def take_over(run: OpenRun, identity: Run, ledger: Ledger) -> None:
         other_ledger.refresh()
         verdict = judge(len(other_plan.chunks), other_ledger.copies)
         source = Reusable(other, other_plan, other_ledger, verdict)
-        missing = set(run.selected or run.plan.chunk_ids()) - ledger.recorded
+        missing = set(run.wanted) - ledger.recorded
         taken = 0
         for key, data, number in reuse(identity, run.plan, missing, source, partial(load_chunk, run.plan_store)):
             run.store.create(key, data)

@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +50,12 @@ class OpenRun:
         return frozenset(
             chunk for chunk, group in zip(self.plan.chunk_ids(), groups, strict=True) if names[group] in wanted
         )
+
+    @property
+    def wanted(self) -> Collection[str]:
+        """Ids of the chunks to evaluate: those selected, or all."""
+        selected = self.selected
+        return self.plan.chunk_ids() if selected is None else selected
 
     def stored_run(self) -> Run | None:
         """Return the identity that the store has; None where nothing was evaluated yet."""
