@@ -38,9 +38,9 @@ def register(app: typer.Typer) -> None:
     app.command("doctor")(_doctor)
 
 
-def print_json(value: object, *, indent: int = 2) -> None:
+def print_json(value: object) -> None:
     """Print a typed value as JSON on stdout."""
-    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=indent).decode())
+    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
 def _status(

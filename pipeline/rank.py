@@ -16,11 +16,6 @@ class Rank:
     local_world_size: int = 1
 
     @property
-    def is_pooled(self) -> bool:
-        """Whether the worker belongs to a pool of unknown size."""
-        return self.rank is None
-
-    @property
     def is_first(self) -> bool:
         """Whether it plans first and speaks for its node."""
         return self.rank in {None, 0}

@@ -44,7 +44,7 @@ def locate(model: str, revision: str | None = None) -> Path:
 
 def _download(model: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - slow to import, and only a hub id needs it
-    from huggingface_hub.errors import HFValidationError  # noqa: PLC0415
+    from huggingface_hub.errors import HFValidationError  # noqa: PLC0415 - the same
 
     patterns = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py"]
     try:
@@ -111,20 +111,12 @@ def max_context(config: Mapping[str, Any]) -> int | None:
     return None
 
 
-def check_context(context: int | None, allowed: int | None, model: str) -> int:
-    """Return the context to use: the one asked for, else the whole that the model allows.
-
-    Raises UsageError where neither is known, or where the one asked for is below 2 or more than the model allows.
-    """
-    if context is None:
-        if allowed is None:
-            raise UsageError(f"{model}: {CONFIG} does not say how long a window may be; give --context")
-        return allowed
+def check_context(context: int, allowed: int | None, model: str) -> None:
+    """Raise UsageError for a context below 2 tokens, or of more than the model allows, where that is known."""
     if context < 2:
         raise UsageError(f"--context {context} is too short: a window needs at least 2 tokens")
     if allowed is not None and context > allowed:
         raise UsageError(f"--context {context} is more than the {allowed} tokens that {model} allows; give less")
-    return context
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -65,10 +65,10 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Keep digests of document ids in place of the ids."""
 
 
-def check_options(options: PlanOptions) -> PlanOptions:
-    """Return the options, every value of the type that it should have. Raises UsageError naming the one that is not."""
+def check_options(options: PlanOptions) -> None:
+    """Raise UsageError naming the first option whose value is not of the type that it should have."""
     try:
-        return msgspec.convert(msgspec.structs.asdict(options), PlanOptions)
+        msgspec.convert(msgspec.structs.asdict(options), PlanOptions)
     except msgspec.ValidationError as error:
         raise UsageError(f"options of planning: {error}") from error
 
