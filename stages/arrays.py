@@ -54,7 +54,7 @@ def blocks(tokens: Tokens) -> Iterator[NDArray[np.int32]]:
         yield tokens[start : start + BLOCK_TOKENS]
 
 
-def read_npy(stream: InputStream, options: PlanOptions) -> Iterator[tuple[int, Tokens]]:  # noqa: ARG001
+def read_npy(stream: InputStream, options: PlanOptions) -> Iterator[tuple[int, Tokens]]:  # noqa: ARG001 - as in formats
     """Yield the documents of an array file: the whole of a vector, or each row of a matrix."""
     with open_input(stream.url) as source:
         try:

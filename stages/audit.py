@@ -42,7 +42,8 @@ class Requests(NamedTuple):
 
 def sentinel_chunks(plan: Plan, count: int = 2) -> list[str]:
     """Return the chunks that every worker evaluates at its start and every so often."""
-    rows = random.Random(plan.digest()).sample(range(len(plan.chunks)), min(count, len(plan.chunks)))  # noqa: S311
+    rng = random.Random(plan.digest())  # noqa: S311 - the same on every machine
+    rows = rng.sample(range(len(plan.chunks)), min(count, len(plan.chunks)))
     return [_chunk_id(plan, row) for row in sorted(rows)]
 
 
@@ -125,7 +126,8 @@ def _audits(plan: Plan, copies: Copies, verdict: Verdict, policy: Policy) -> lis
 def _pick(rows: NDArray[np.int64], residuals: NDArray[np.float64], count: int, seed: str) -> set[int]:
     """Pick half of `count` at random, then those of the largest residuals."""
     count = min(count, len(rows))
-    at_random = set(random.Random(seed).sample(rows.tolist(), (count + 1) // 2))  # noqa: S311
+    rng = random.Random(seed)  # noqa: S311 - the same on every machine
+    at_random = set(rng.sample(rows.tolist(), (count + 1) // 2))
     by_residual = rows[np.argsort(-residuals[rows], kind="stable")].tolist()
     rest = [row for row in by_residual[:count] if row not in at_random]
     return at_random | set(rest[: count - len(at_random)])

@@ -1,19 +1,14 @@
 """Readers of column formats: Parquet files, and Arrow files as `datasets.save_to_disk` writes them."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import json
-from typing import TYPE_CHECKING, Any, BinaryIO
+from collections.abc import Iterable, Iterator
+from typing import Any, BinaryIO
 
+from everplex.stages.plan_options import PlanOptions
 from everplex.storage.errors import UsageError
 from everplex.storage.inputs import InputStream, open_input
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from everplex.stages.plan_options import PlanOptions
 
 __all__ = ["arrow_files", "read_arrow", "read_parquet"]
 

@@ -84,7 +84,6 @@ def _covered(
 
 
 def read_table(store: Store, key: str) -> list[DocumentRow]:
-    """Read one of a plan's tables of documents."""
     """Read one of a plan's tables of documents. Raises CorruptObjectError."""
     try:
         return [_decoder.decode(line) for line in decompress(store.get(key), key).split(b"\n") if line]

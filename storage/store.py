@@ -1,13 +1,10 @@
 """The seam between everplex and any object store: three verbs, one for derived views, and `open_store`."""
 
-from __future__ import annotations
-
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
-if TYPE_CHECKING:
-    import threading
-    from collections.abc import Iterator, Mapping, Sequence
-
+if TYPE_CHECKING:  # they import this module
     from everplex.storage.retry import RetryingStore, RetryPolicy
 
 __all__ = ["Entry", "Page", "Store", "open_store"]
@@ -69,9 +66,9 @@ def open_store(
     url: str,
     *,
     options: Mapping[str, str] | None = None,
-    retry: RetryPolicy | None = None,
+    retry: "RetryPolicy | None" = None,
     stop: threading.Event | None = None,
-) -> RetryingStore:
+) -> "RetryingStore":
     """Return the store at `url`: a plain path or file:// URL, memory:// (one process only), or any fsspec URL.
 
     `options` are `--store-option` values for the filesystem; a set `stop` ends retries. Nothing is contacted or made

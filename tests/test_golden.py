@@ -1,7 +1,8 @@
 """Objects of every released schema stay readable: `golden/schema-N` holds a whole run as the first release wrote it.
 
 That of schema 1 was made with the model of `support.models` by `everplex run corpus.jsonl --model m --context 16
---chunk-tokens 32 --group-by topic --id-field id --audit 0`. Such a folder is never changed; a new schema brings a folder of its own.
+--chunk-tokens 32 --group-by topic --id-field id --audit 0`. Such a folder is never changed; a new schema brings one of
+its own.
 """
 
 import hashlib
