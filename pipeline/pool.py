@@ -8,8 +8,6 @@ another wait, so that one does; a worker that sees no sign of others waits littl
 is the claim to the next few chunks.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 from itertools import groupby
@@ -17,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from everplex.actions import Action, Busy, Done, Extra, Take, Wait
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # it imports this module
     from everplex.schedule import Schedule
 
 MIN_WAIT_SECONDS = 0.05
@@ -42,7 +40,7 @@ class Gap(NamedTuple):
 class Pool:
     """The policy of a worker without rank and world size."""
 
-    def __init__(self, schedule: Schedule, worker: str) -> None:
+    def __init__(self, schedule: "Schedule", worker: str) -> None:
         self._schedule = schedule
         self._worker = worker
         self._random = random.Random(worker)  # noqa: S311 - spreads work, guards nothing

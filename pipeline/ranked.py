@@ -1,23 +1,20 @@
 """How a rank finds work: its shard, then backup passes over what is missing."""
 
-from __future__ import annotations
-
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from everplex.actions import Action, Busy, Done, Extra, Take, Wait
 from everplex.stages.assign import owner
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+if TYPE_CHECKING:  # it imports this module
     from everplex.schedule import Schedule
 
 
 class Ranked:
     """A shard, then backup passes: in pass k a missing chunk belongs to one rank, after the time of one chunk."""
 
-    def __init__(self, schedule: Schedule, shard: Sequence[str], rank: int, world_size: int) -> None:
+    def __init__(self, schedule: "Schedule", shard: Sequence[str], rank: int, world_size: int) -> None:
         self._schedule = schedule
         self._shard = deque(shard)
         self._rank = rank

@@ -25,21 +25,16 @@ The pump, in one thread; times are monotonic seconds::
 `Done` says that this worker has nothing left to do, `complete` that every chunk is recorded and no extra work is due.
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Protocol
 
 from everplex.actions import Action, Busy, Done, Extra, Refresh, Take, Wait
 from everplex.pool import Pool
 from everplex.ranked import Ranked
 from everplex.stages.assign import assign, fixed_order
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-    from collections.abc import Set as AbstractSet
-
-    from everplex.stages.writer import Receipt
+from everplex.stages.writer import Receipt
 
 __all__ = ["Action", "Busy", "Done", "Extra", "Refresh", "Schedule", "Take", "Wait"]
 

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from everplex.loading import load_evaluator
 from everplex.opening import Identity, OpenRun
@@ -38,6 +38,8 @@ SENTINELS_EVERY = 200
 """Chunks between two evaluations of the sentinels."""
 SENTINEL_SHARE = 50
 """A rank evaluates one sentinel per so many chunks of its own at most, and never more than two."""
+_LOOK_SECONDS = 0.5
+"""How often a waiting loading thread looks whether to end."""
 _LEAVE_SECONDS = 60.0
 """How long a worker that is done waits for its last acknowledgements."""
 
@@ -202,17 +204,11 @@ class Worker:
         """Ask the schedule, in the loading thread, and do what it says until there is nothing left."""
         while not (self._run.stop or self._ended):
             with self._changed:
-                match self._schedule.take(time.monotonic()):
-                    case Take() as take:
-                        action: Any = take
-                    case Busy():
-                        self._changed.wait(0.5)
-                        continue
-                    case Wait(seconds):
-                        self._changed.wait(min(seconds, 0.5))
-                        continue
-                    case other:
-                        action = other
+                action = self._schedule.take(time.monotonic())
+                if isinstance(action, Busy | Wait):
+                    self._changed.wait(
+                        min(action.seconds, _LOOK_SECONDS) if isinstance(action, Wait) else _LOOK_SECONDS
+                    )
             match action:
                 case Take():
                     yield action
