@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from support.models import save_tiny_model
 from support.processes import Processes, processes
 from support.runs import QuietRun, make_quiet_run
@@ -34,3 +35,11 @@ def user_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("EVERPLEX_CACHE", str(folder))
     return folder
+
+
+@pytest.fixture(autouse=True)
+def torch_threads() -> Iterator[None]:
+    """Undo what a run in the process of the tests does to torch's number of threads."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)

@@ -1,11 +1,9 @@
 """Stores that allow less than others: no conditional create, or some groups' objects alone."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from support.corpora import make_documents, write_jsonl
 
 import everplex
@@ -15,13 +13,6 @@ from everplex.storage.classify import store_error
 from everplex.storage.local import LocalStore
 
 OPTIONS = ("--context", "64", "--chunk-tokens", "256", "--threads", "1")
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -4,14 +4,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-import torch
 from support.corpora import make_documents, write_jsonl
 from support.segments import DictStore, Fabric, worker_id
 from support.stored import begin, complete, put_rows, save
@@ -27,13 +25,6 @@ COMMANDS = ("run", "plan", "evaluate", "reduce", "status", "report", "export", "
 FABRIC = Fabric({"a": [5, 40, 300], "b": [30] * 4})
 ROWS = range(len(FABRIC.plan.chunks))
 SMALL = ("--context", "64", "--chunk-tokens", "256", "--threads", "1")
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -1,12 +1,10 @@
 """The rehearsal: the plan that a run would make, one timed batch, and nothing written."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
-import torch
 from support.corpora import make_documents, write_jsonl
 from support.evaluation import make_chunk
 
@@ -14,13 +12,6 @@ import everplex
 from everplex.cli import run_command_line
 from everplex.rehearsal import DryRun, first_rows
 from everplex.stages.report import plan_facts
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_it_plans_what_a_run_would_and_writes_nothing(

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 from support.corpora import make_documents, write_jsonl
 from support.faulty import ALWAYS, FaultyStore, When
 from support.runs import numbers, records
@@ -15,14 +14,10 @@ from everplex.storage.retry import RetryingStore, RetryPolicy
 
 
 def _run(corpus: Path, model: Path, out: Path) -> None:
-    threads = torch.get_num_threads()
-    try:
-        api.run(
-            str(corpus), model=str(model), out=str(out), context=64, chunk_tokens=512, group_by="topic", rank=0,
-            world_size=1, threads=1, batch_tokens="512", audit=0.0,
-        )  # fmt: skip
-    finally:
-        torch.set_num_threads(threads)
+    api.run(
+        str(corpus), model=str(model), out=str(out), context=64, chunk_tokens=512, group_by="topic", rank=0,
+        world_size=1, threads=1, batch_tokens="512", audit=0.0,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("when", ALWAYS)
