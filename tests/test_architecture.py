@@ -1,6 +1,7 @@
 """The layers: storage knows nothing of stages, stages nothing of the pipeline, verbs nothing of each other."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -71,6 +72,13 @@ def test_what_a_login_node_needs_is_light(module: str) -> None:
     code = f"import sys, {module}; print(sorted({{'torch', 'transformers'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout == "[]\n"
+
+
+def test_the_map_names_every_module() -> None:
+    """The file tree in the README is complete."""
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    modules = {path.name for folder in LAYERS.values() for path in folder.glob("*.py") if path.name[0] != "_"}
+    assert modules <= set(re.findall(r"\w+\.py", readme)), "name the new module in the README's tree"
 
 
 def test_every_public_name_resolves() -> None:
