@@ -25,7 +25,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        quiet = make_quiet_run(folder, save_tiny_model(folder / "model"), num_documents=60)
+        quiet = make_quiet_run(folder, save_tiny_model(folder / "model"), num_documents=300)
         tally = campaign(folder / "campaign", quiet, kills=arguments.kills, seed=arguments.seed)
     print(
         f"{tally.kills} of {tally.incarnations} processes killed in {tally.runs} runs of {quiet.num_chunks} chunks; "

@@ -20,8 +20,8 @@ def _start_two(
 ) -> Running:
     """Start two ranks, and wait until both are in the middle of a chunk."""
     running = started.command(*quiet.evaluate(out, *more), gated=True, launcher=launcher)
-    running.pipes.allow(3)
-    running.pipes.wait_for("evaluating", 5)
+    running.pipes.allow(1)
+    running.pipes.wait_for("evaluating", 3)
     assert len(running.pipes.pids) == 2
     return running
 
@@ -34,7 +34,7 @@ def _assert_stored(running: Running, out: Path, before: int) -> int:
     return stored
 
 
-def test_two_ranks_are_stopped_killed_orphaned_and_finish(quiet: QuietRun, started: Processes, tmp_path: Path) -> None:
+def test_launchers_that_are_stopped_killed_and_lose_a_rank(quiet: QuietRun, started: Processes, tmp_path: Path) -> None:
     """Every end of a launcher keeps what its ranks finished and leaves no process; the last run gives the same bits."""
     out = quiet.copy(tmp_path / "out")
 
@@ -60,21 +60,17 @@ def test_two_ranks_are_stopped_killed_orphaned_and_finish(quiet: QuietRun, start
     assert by_torchrun.text().count("received SIGTERM") == 2
     _assert_stored(by_torchrun, out, stored)
 
+    maimed = _start_two(started, quiet, out, "--nproc", 2)
+    os.kill(min(maimed.pipes.pids), signal.SIGKILL)
+    maimed.pipes.allow(2)
+    assert maimed.wait() == 75
+    wait_until_gone([*maimed.pipes.pids])
+    assert re.search(r"rank \d was ended by SIGKILL; run the same command again", maimed.text())
+    assert not re.search(r"Traceback|W\d{4} ", maimed.text())
+
     last = started.command(*quiet.evaluate(out, "--nproc", 2))
     assert last.wait() == 0, last.text()
     assert numbers(out) == quiet.numbers
-
-
-def test_a_killed_rank(quiet: QuietRun, started: Processes, tmp_path: Path) -> None:
-    """When a rank is killed its launcher says so, and ends with 75, the others' finished chunks stored."""
-    out = quiet.copy(tmp_path / "out")
-    running = _start_two(started, quiet, out, "--nproc", 2)
-    os.kill(min(running.pipes.pids), signal.SIGKILL)
-    running.pipes.allow(1)
-    wait_until_gone([*running.pipes.pids])
-    assert running.wait() == 75
-    assert not re.search(r"Traceback|W\d{4} ", running.text())
-    assert re.search(r"rank \d was ended by SIGKILL; run the same command again", running.text())
 
 
 def test_a_usage_error_of_ranks_is_told_once_a_rank(quiet: QuietRun, started: Processes, tmp_path: Path) -> None:

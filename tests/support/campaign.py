@@ -4,6 +4,8 @@ import random
 import signal
 import time
 from dataclasses import dataclass
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from support.cloud import Cloud, cloud
@@ -12,6 +14,7 @@ from support.processes import Processes, Running, processes
 from support.runs import QuietRun, numbers, records
 
 FAULTS = (Fault.REPLY, Fault.RESET_BEFORE, Fault.RESET_AFTER, Fault.LATENCY, Fault.TRUNCATE)
+LONGEST_START_SECONDS = 20.0
 LONGEST_LIFE_SECONDS = 1.5
 
 
@@ -94,7 +97,9 @@ class _Campaign:
 
     def _kill(self, rank: Running) -> None:
         """Kill a process at a random moment of its life, unless it ends before."""
-        if self._rng.random() < 0.5:
-            rank.pipes.read(LONGEST_LIFE_SECONDS)  # until it evaluates: most of its life is the start
+        assert isinstance(rank.process, BaseProcess)
+        if self._rng.random() < 0.7:
+            # Until it evaluates, as most of its life is the start, or ends.
+            connection.wait([rank.pipes, rank.process.sentinel], LONGEST_START_SECONDS)
         if not rank.ends_within(self._rng.uniform(0.0, LONGEST_LIFE_SECONDS)):
             rank.send(signal.SIGKILL)

@@ -50,7 +50,7 @@ FAULTS: tuple[Row, ...] = (
         "no rank crashes before it has drained",
         (
             "test_preemption.py::test_a_signal_in_the_middle_of_a_chunk",
-            "test_nproc.py::test_two_ranks_are_stopped_killed_orphaned_and_finish",
+            "test_nproc.py::test_launchers_that_are_stopped_killed_and_lose_a_rank",
         ),
     ),
     Row(
@@ -59,13 +59,13 @@ FAULTS: tuple[Row, ...] = (
         (
             "test_preemption.py::test_an_evaluation_that_does_not_end",
             "test_preempt.py::test_a_main_thread_stuck_in_one_call_is_ended_within_the_grace_budget",
-            "test_nproc.py::test_two_ranks_are_stopped_killed_orphaned_and_finish",
+            "test_nproc.py::test_launchers_that_are_stopped_killed_and_lose_a_rank",
         ),
     ),
     Row(
         "a launcher is killed",
         "its ranks end by themselves, with what they had finished stored",
-        ("test_nproc.py::test_two_ranks_are_stopped_killed_orphaned_and_finish",),
+        ("test_nproc.py::test_launchers_that_are_stopped_killed_and_lose_a_rank",),
     ),
     Row(
         "a rank is stopped past the takeover of its chunks, then continued, before and after the seal",
@@ -227,7 +227,10 @@ FAULTS: tuple[Row, ...] = (
     Row(
         "one rank killed, as when memory is out",
         "the others finish its chunks; under a launcher the next run does",
-        ("test_zombie.py::test_a_rank_that_dies", "test_nproc.py::test_a_killed_rank"),
+        (
+            "test_zombie.py::test_a_rank_that_dies",
+            "test_nproc.py::test_launchers_that_are_stopped_killed_and_lose_a_rank",
+        ),
     ),
     Row(
         "a rank dies before or in the collective, or comes late",
