@@ -100,6 +100,6 @@ class _Campaign:
         assert isinstance(rank.process, BaseProcess)
         if self._rng.random() < 0.7:
             # Until it evaluates, as most of its life is the start, or ends.
-            connection.wait([rank.pipes, rank.process.sentinel], LONGEST_START_SECONDS)
+            connection.wait([rank.pipes.fileno(), rank.process.sentinel], LONGEST_START_SECONDS)
         if not rank.ends_within(self._rng.uniform(0.0, LONGEST_LIFE_SECONDS)):
             rank.send(signal.SIGKILL)
