@@ -54,18 +54,18 @@ def obtain_plan(settings: Settings, rank: Rank, store: Store, stop: Stop, progre
     The first rank plans at once; others wait until nothing new has appeared for `plan_wait_seconds`, then take over.
     Raises IdentityMismatch where the stored plan is of something else.
     """
+    plan: Plan | None
     try:
         plan = load_plan(store)
     except ObjectNotFoundError:
-        if not settings.data or not rank.is_first:
-            found = _wait_for_plan(settings, store, stop, progress)
-            if found is not None:
-                return found
+        waits = not settings.data or not rank.is_first
+        plan = _wait_for_plan(settings, store, stop, progress) if waits else None
+    if plan is None:
         if not settings.data:
             raise UsageError(
                 f"{store.url} holds no plan: make one with `everplex plan DATA --tokenizer T --out {store.url}`, "
                 "or use `everplex run`"
-            ) from None
+            )
         if settings.model:
             check_tokenizer(settings, plan_options(settings))
         return make_stored_plan(settings, store, stop, progress)
