@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -61,5 +62,6 @@ def write_file(path: str, data: bytes) -> None:
         temporary.write_bytes(data)
         temporary.replace(target)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
         raise UsageError(f"--output {path}: {error.strerror}; name a file in a folder that may be written") from error

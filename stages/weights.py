@@ -56,14 +56,23 @@ def digest_model(folder: str | Path, *, cache_folder: str | Path) -> str:
     """Return the digest of what a model folder computes with: 64 hexadecimal digits.
 
     Processes of one machine that ask at the same time hash once: the others wait and read the cache. Raises UsageError
-    for a folder without weights or configuration, and for a file that changes while it is read.
+    for a folder without weights or configuration, for a file that cannot be read or changes meanwhile, and for a cache
+    that cannot be written.
     """
-    folder = Path(folder)
+    try:
+        return _digest_model(Path(folder), Path(cache_folder) / "weights")
+    except OSError as error:
+        raise UsageError(
+            f"{folder}: the model's digest could not be made ({error}); its files have to be readable and "
+            f"{cache_folder} writable (EVERPLEX_CACHE names another cache folder)"
+        ) from error
+
+
+def _digest_model(folder: Path, cache: Path) -> str:
     config = {key: value for key, value in read_config(folder).items() if key not in _PROVENANCE}
     small = [file for name in (INDEX, ADAPTER_CONFIG) if (file := folder / name).is_file()]
     small += sorted(folder.glob("*.py"))
     digests = {file.name: sha256_hex(file.read_bytes()) for file in small}
-    cache = Path(cache_folder) / "weights"
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
     for file in weight_files(folder):
         digests[file.name] = _cached_digest(file, cache)

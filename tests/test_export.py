@@ -128,9 +128,11 @@ def test_a_file_is_whole_or_absent(out: str, tmp_path: Path, capsysbinary: pytes
 
 def test_a_place_that_cannot_be_written_is_told(out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 2 and a sentence naming the option."""
-    target = tmp_path / "none" / "x.csv"
-    assert run_command_line(["export", out, "--format", "csv", "--output", str(target)]) == 2
-    assert capsys.readouterr().err.startswith(f"everplex: --output {target}: No such file")
+    (tmp_path / "file").touch()
+    for folder, words in (("none", "No such file"), ("file", "Not a directory")):
+        target = tmp_path / folder / "x.csv"
+        assert run_command_line(["export", out, "--format", "csv", "--output", str(target)]) == 2
+        assert capsys.readouterr().err.startswith(f"everplex: --output {target}: {words}")
 
 
 def test_parquet_without_its_package_says_which(

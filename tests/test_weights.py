@@ -160,3 +160,10 @@ def test_a_folder_without_a_configuration_is_refused(model: Path, cache: Path, c
         (model / "config.json").write_text(content)
     with pytest.raises(UsageError, match=words):
         digest_model(model, cache_folder=cache)
+
+
+def test_a_cache_that_cannot_be_written_is_told(model: Path, cache: Path) -> None:
+    """The sentence names the cache folder and the variable that chooses another."""
+    cache.write_text("a file")
+    with pytest.raises(UsageError, match=f"{cache} writable .*EVERPLEX_CACHE"):
+        digest_model(model, cache_folder=cache)
