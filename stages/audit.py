@@ -44,7 +44,7 @@ def sentinel_chunks(plan: Plan, count: int = 2) -> list[str]:
     """Return the chunks that every worker evaluates at its start and every so often."""
     rng = random.Random(plan.digest())  # noqa: S311 - the same on every machine
     rows = rng.sample(range(len(plan.chunks)), min(count, len(plan.chunks)))
-    return [_chunk_id(plan, row) for row in sorted(rows)]
+    return [plan.chunk_id(row) for row in sorted(rows)]
 
 
 def requests(plan: Plan, copies: Copies, verdict: Verdict, policy: Policy | None = None) -> Requests:
@@ -52,7 +52,7 @@ def requests(plan: Plan, copies: Copies, verdict: Verdict, policy: Policy | None
     policy = policy or Policy()
     fleet = {source.device for source in copies.sources} - verdict.convicted
     wanted = [
-        Request(_chunk_id(plan, row), "work", _unless_all(fleet, {device}))
+        Request(plan.chunk_id(row), "work", _unless_all(fleet, {device}))
         for row, device in verdict.nonfinite_once.items()
     ]
     wanted += _settle(plan, copies, verdict, fleet)
@@ -60,7 +60,7 @@ def requests(plan: Plan, copies: Copies, verdict: Verdict, policy: Policy | None
     covered[copies.table["chunk"][copies.table["kind"] != SENTINEL]] = True
     asked = {*verdict.conflicts, *verdict.nonfinite, *verdict.nonfinite_once}
     lost = np.flatnonzero(covered & (verdict.winners == MISSING)).tolist()  # what only convicted devices evaluated
-    wanted += [Request(_chunk_id(plan, row), "work", verdict.convicted) for row in lost if row not in asked]
+    wanted += [Request(plan.chunk_id(row), "work", verdict.convicted) for row in lost if row not in asked]
     audits = _audits(plan, copies, verdict, policy) if covered.all() else []
     evaluated = _devices_by_chunk(copies, audits)
     done = impossible = 0
@@ -72,12 +72,8 @@ def requests(plan: Plan, copies: Copies, verdict: Verdict, policy: Policy | None
         elif not able:
             impossible += 1
         else:
-            wanted.append(Request(_chunk_id(plan, row), "audit", _other_hosts(able, seen) | verdict.convicted))
+            wanted.append(Request(plan.chunk_id(row), "audit", _other_hosts(able, seen) | verdict.convicted))
     return Requests(wanted, len(audits), done, impossible)
-
-
-def _chunk_id(plan: Plan, row: int) -> str:
-    return f"{plan.groups[plan.chunks.group[row]].key}/{plan.chunks.ordinal[row]:08d}"
 
 
 def _unless_all(fleet: set[str], seen: Iterable[str]) -> frozenset[str]:
@@ -98,7 +94,7 @@ def _settle(plan: Plan, copies: Copies, verdict: Verdict, fleet: set[str]) -> li
     rows = copies.table["chunk"][copies.table["kind"] != SENTINEL]
     evaluations = np.bincount(rows, minlength=len(plan.chunks))
     return [
-        Request(_chunk_id(plan, row), "audit", _unless_all(fleet, devices) | verdict.convicted)
+        Request(plan.chunk_id(row), "audit", _unless_all(fleet, devices) | verdict.convicted)
         for row, devices in verdict.conflicts.items()
         if evaluations[row] < MAX_EVALUATIONS
     ]

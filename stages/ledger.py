@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from everplex.stages.check import RecordChecker
 from everplex.stages.copies import COPY, KINDS, SENTINEL, Copies, Source
-from everplex.stages.layout import SEGMENTS_PREFIX, SegmentName, chunk_id, parse_segment_key
+from everplex.stages.layout import SEGMENTS_PREFIX, SegmentName, parse_segment_key
 from everplex.stages.records import Environment, Header, Plan, Record
 from everplex.stages.segments import Segment, decode_segment
 from everplex.storage.errors import CorruptObjectError, ObjectNotFoundError
@@ -108,8 +108,7 @@ class Ledger:
         return float(table["seconds"].mean()) if len(table) else None
 
     def _ids(self, rows: NDArray[np.int64]) -> set[str]:
-        groups, chunks = self._plan.groups, self._plan.chunks
-        return {chunk_id(groups[chunks.group[row]].key, chunks.ordinal[row]) for row in rows.tolist()}
+        return {self._plan.chunk_id(row) for row in rows.tolist()}
 
     def records(self, wanted: Mapping[int, NDArray[np.int32]]) -> Iterator[tuple[Source, list[Record]]]:
         """Read back, by source, the records at the `wanted` lines; in the order of their sources.

@@ -144,6 +144,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         identity["tokenizer"].pop("name")
         return sha256_hex(canonical_json(identity))
 
+    def chunk_id(self, row: int) -> str:
+        """Return the id of the chunk in a row of the table."""
+        return layout.chunk_id(self.groups[self.chunks.group[row]].key, self.chunks.ordinal[row])
+
     def chunk_ids(self) -> list[str]:
         """Return the id of every chunk, in the order of the table."""
         keys = [group.key for group in self.groups]
