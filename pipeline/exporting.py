@@ -3,7 +3,6 @@
 import os
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -24,6 +23,7 @@ from everplex.stages.stored import load_summary
 from everplex.stages.summary import Summary
 from everplex.stages.tables import encode_table
 from everplex.storage.errors import ObjectNotFoundError, UsageError
+from everplex.storage.local import expand_home
 
 ExportFormat = Literal["parquet", "csv", "jsonl", "lm-eval"]
 
@@ -56,7 +56,7 @@ def _counted(merge: Merge) -> Counted:
 
 def write_file(path: str, data: bytes) -> None:
     """Write a whole file or none; one that is there is replaced. Raises UsageError."""
-    target = Path(path).expanduser()
+    target = expand_home(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         temporary.write_bytes(data)

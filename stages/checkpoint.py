@@ -8,6 +8,7 @@ import msgspec
 from safetensors import safe_open
 
 from everplex.storage.errors import UsageError
+from everplex.storage.local import expand_home
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -32,7 +33,7 @@ def locate(model: str, revision: str | None = None) -> Path:
 
     Raises UsageError where there is no such model.
     """
-    folder = Path(model).expanduser()
+    folder = expand_home(model)
     if folder.is_dir():
         if revision is not None:
             raise UsageError(f"--revision {revision} belongs to a hub id, and {model} is a local folder; leave it out")

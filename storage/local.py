@@ -19,7 +19,7 @@ from everplex.storage.errors import ObjectExistsError, ObjectNotFoundError, Stor
 from everplex.storage.keys import TEMPORARY, check_key, check_prefix, is_key
 from everplex.storage.store import Entry
 
-__all__ = ["LocalStore", "cache_folder"]
+__all__ = ["LocalStore", "cache_folder", "expand_home"]
 
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _NO_EXCLUSIVE_RENAME = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
@@ -33,7 +33,7 @@ class LocalStore:
     conditional_create = True
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder).expanduser().absolute()
+        self.folder = expand_home(folder).absolute()
         self._durable: set[Path] = set()
         if self.folder.exists() and not self.folder.is_dir():
             raise UsageError(f"{self.folder} is a file; expected a folder, or a path where one can be made")
@@ -220,15 +220,23 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def expand_home(path: str | os.PathLike[str]) -> Path:
+    """Return a path with its `~` or `~user` replaced. Raises UsageError where that home folder is not known."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UsageError(f"{path}: the home folder that it begins with is not known; give the whole path") from error
+
+
 def cache_folder() -> Path:
     """Return this user's cache folder, made if need be.
 
     EVERPLEX_CACHE if set, else XDG_CACHE_HOME/everplex, else ~/.cache/everplex. Raises UsageError.
     """
     if named := os.environ.get("EVERPLEX_CACHE"):
-        folder = Path(named).expanduser()
+        folder = expand_home(named)
     else:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "everplex"
+        folder = expand_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "everplex"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

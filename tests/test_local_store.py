@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from everplex.stages.checkpoint import locate
 from everplex.storage import local
 from everplex.storage.errors import ObjectExistsError, StoreRefusedError, StoreUnavailableError, UsageError
 from everplex.storage.local import LocalStore, cache_folder
@@ -266,3 +268,10 @@ def test_exclusive_rename_is_the_systems(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         local._rename_exclusively(tmp_path / "new", tmp_path / "old")
     assert (tmp_path / "old").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("open_it", [LocalStore, locate], ids=["store", "model"])
+def test_an_unknown_home_is_told(open_it: Callable[[str], object]) -> None:
+    """`~` in front of a name that is no user's is refused with a sentence."""
+    with pytest.raises(UsageError, match="~no-such-user/a: the home folder"):
+        open_it("~no-such-user/a")
