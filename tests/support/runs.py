@@ -61,10 +61,13 @@ def numbers(out: Path) -> dict[str, Any]:
 
 
 def records(out: Path) -> list[str]:
-    """Return the chunk of every record of kind `work` in every segment that is no roll-up, read with zstd and JSON."""
-    found = []
+    """Return the chunk of every record of kind `work`, read with zstd and JSON; one that a roll-up repeats is one."""
+    found: dict[tuple[str, bytes], str] = {}
     for path in sorted(out.glob("segments/*/*.zst")):
-        header, *lines = map(json.loads, zstandard.ZstdDecompressor().decompress(path.read_bytes()).splitlines())
-        if header["first"] == header["seq"]:
-            found += [record["chunk"] for record in lines if record["kind"] == "work"]
-    return found
+        header, *lines = zstandard.ZstdDecompressor().decompress(path.read_bytes()).splitlines()
+        worker = json.loads(header)["worker"]
+        for line in lines:
+            record = json.loads(line)
+            if record["kind"] == "work":
+                found[worker, line] = record["chunk"]
+    return list(found.values())
