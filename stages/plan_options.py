@@ -35,7 +35,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """`packed` only: attention stays inside a document."""
     prefix_id: int | None = None
     """Token in front of a document, instead of the tokenizer's BOS or else EOS."""
-    chunk_tokens: int = 32768
+    chunk_tokens: int = 8192
 
     format: Format = "auto"
     text_field: str = "text"

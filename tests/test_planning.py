@@ -10,7 +10,8 @@ from everplex.planning import obtain_plan
 from everplex.preempt import Stop
 from everplex.progress import Progress
 from everplex.rank import Rank
-from everplex.settings import make_settings
+from everplex.settings import Settings, make_settings
+from everplex.stages.plan_options import PlanOptions
 from everplex.storage.errors import IdentityMismatch
 from everplex.storage.store import open_store
 
@@ -38,3 +39,11 @@ def test_the_plan_that_a_rank_waited_for_is_checked(tiny_model: Path, tmp_path: 
         obtain_plan(other, Rank(1, 2), open_store(str(out)), Stop(), progress)
     same = make_settings({**options, "context": 32})
     assert obtain_plan(same, Rank(1, 2), open_store(str(out)), Stop(), progress).protocol.context == 32
+
+
+def test_an_option_has_one_default() -> None:
+    """What the planner does by itself is what the command line does by itself."""
+    shared = set(Settings.__struct_fields__) & set(PlanOptions.__struct_fields__) - {"data", "tokenizer"}
+    ours, planners = Settings(), PlanOptions(data=[], tokenizer="")
+    assert "chunk_tokens" in shared
+    assert {name: getattr(ours, name) for name in shared} == {name: getattr(planners, name) for name in shared}
