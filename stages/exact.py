@@ -38,11 +38,6 @@ def from_units(units: int) -> float:
     return units / (1 << UNIT_EXPONENT)
 
 
-def sum_units(values: Iterable[float]) -> int:
-    """Exact sum of finite floats, in units."""
-    return sum(map(to_units, values))
-
-
 def products(x_V: ArrayLike, y_V: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Products of floats as two floats each, the rounded one and what rounding lost (Dekker 1971).
 

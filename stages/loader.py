@@ -14,10 +14,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class _Ended(Exception):  # noqa: N818 - carries what ended the items, is never seen outside
-    pass
-
-
 def prefetch(items: Iterable[T], load: Callable[[T], R], *, depth: int) -> Generator[tuple[T, R | Exception]]:
     """Yield each item, in order, with what `load` gave for it or the exception it raised, up to `depth` ahead.
 

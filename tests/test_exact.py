@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Iterable
 from fractions import Fraction
 
 import numpy as np
@@ -18,7 +19,6 @@ from everplex.stages.exact import (
     from_units,
     products,
     sum_by_key,
-    sum_units,
     to_limbs,
     to_units,
 )
@@ -26,6 +26,11 @@ from everplex.storage.errors import IntegrityError
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 EXTREMES = [5e-324, -5e-324, 2.2250738585072014e-308, 1.7976931348623157e308, -1.7976931348623157e308, 0.0, -0.0, 1.0]
+
+
+def sum_units(values: Iterable[float]) -> int:
+    """Add up one by one."""
+    return sum(map(to_units, values))
 
 
 def _exact(units: int) -> Fraction:
