@@ -88,6 +88,11 @@ def open_out(settings: Settings, url: str | None = None, stop: Stop | None = Non
 
 def open_run(settings: Settings, stop: Stop, progress: Progress) -> OpenRun:
     """Open a run for evaluation, and plan it where that is still to be done."""
+    if settings.nproc > 1 and not (settings.rank is None and settings.world_size is None):
+        raise UsageError(
+            f"--nproc {settings.nproc} numbers its ranks itself: leave out --rank and --world-size, or start each rank "
+            "as a process of its own without --nproc"
+        )
     rank = detect_rank(os.environ, settings.rank, settings.world_size)
     if str(settings.out).startswith("memory://") and (rank.world_size or settings.nproc) > 1:
         raise UsageError("memory:// lives in one process and this run has several ranks; give a folder or a URL as OUT")

@@ -62,6 +62,14 @@ def test_an_unfinished_command_ends_although_a_thread_hangs() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 75
 
 
+def test_local_ranks_are_numbered_by_their_launcher(capsys: pytest.CaptureFixture[str]) -> None:
+    """A rank given to all of them would be that of each."""
+    evaluate = ["evaluate", "--model", "m", "--out", "o", "--nproc", "2"]
+    for position in (["--rank", "0", "--world-size", "2"], ["--world-size", "2"]):
+        assert run_command_line([*evaluate, *position]) == 2
+        assert "leave out --rank and --world-size" in capsys.readouterr().err
+
+
 def test_an_error_is_a_plain_line_in_a_terminal_too() -> None:
     """No box, no colour, no traceback, also where colours are forced; exit code 2."""
     done = _everplex("status", "/nowhere/at/all", env={**os.environ, "FORCE_COLOR": "1", "TERM": "xterm-256color"})
