@@ -73,7 +73,7 @@ class _Campaign:
         killed, evaluations = self.tally.kills - before[0], self.tally.evaluations - before[1]
         copy = self._store.download(bucket, self._started.folder / bucket)
         assert numbers(copy) == self._quiet.numbers
-        lost = evaluations - len(records(copy))
+        lost = evaluations - len(records(copy, "work", "sentinel"))
         assert lost <= 2 * killed, f"{lost} evaluations lost by {killed} kills"
         self.tally.runs += 1
         self.tally.lost += lost

@@ -60,14 +60,14 @@ def numbers(out: Path) -> dict[str, Any]:
     return {name: summary[name] for name in NUMBERS}
 
 
-def records(out: Path) -> list[str]:
-    """Return the chunk of every record of kind `work`, read with zstd and JSON; one that a roll-up repeats is one."""
+def records(out: Path, *kinds: str) -> list[str]:
+    """Return the chunk of every record of these kinds (`work`), read with zstd and JSON; roll-ups repeat nothing."""
     found: dict[tuple[str, bytes], str] = {}
     for path in sorted(out.glob("segments/*/*.zst")):
         header, *lines = zstandard.ZstdDecompressor().decompress(path.read_bytes()).splitlines()
         worker = json.loads(header)["worker"]
         for line in lines:
             record = json.loads(line)
-            if record["kind"] == "work":
+            if record["kind"] in (kinds or ("work",)):
                 found[worker, line] = record["chunk"]
     return list(found.values())
