@@ -44,7 +44,9 @@ def cut_bos_every_window(n: int, context: int) -> Iterator[Window]:
 
 
 def cut_llama_cpp(n: int, context: int, *, overwrite: bool) -> Iterator[Window]:
-    """Yield disjoint windows whose second half is scored; the tail is dropped."""
+    """Yield disjoint windows whose second half, less one, is scored; the tail is dropped."""
+    if context < 3:  # nothing is left of the half
+        return
     for start in range(0, n - context + 1, context):
         yield Window(start, start + context, start + context // 2 + 1, "over" if overwrite else "none")
 

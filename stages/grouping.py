@@ -221,12 +221,17 @@ class _TextGroup(GroupPlan):
         yield from ()
 
     def finish(self) -> Iterator[Output]:
-        """Tokenise and cut the whole text; its denominators go with its last chunk."""
+        """Tokenise and cut the whole text; its denominators go with its last chunk, if it has one."""
         tokens_N = self._tokenize()
-        for ordinal, window in enumerate(self._protocol.cut(len(tokens_N))):
+        num_windows = 0
+        for window in self._protocol.cut(len(tokens_N)):
             row = cut_row(window, tokens_N, None, self._prefix_id)
-            yield from self._chunk(self._bundler.add(row, ordinal))
-        self._bundler.count(self._counts)
+            yield from self._chunk(self._bundler.add(row, num_windows))
+            num_windows += 1
+        if num_windows:
+            self._bundler.count(self._counts)
+        else:
+            self._windowless += self._counts
         yield from super().finish()
 
     def _tokenize(self) -> NDArray[np.int32]:

@@ -99,6 +99,21 @@ def test_llama_cpp_refuses_a_short_text_with_its_group(tmp_path: Path, plain: Pa
         rows_of(tmp_path, plain, ["a" * 15], protocol="llama.cpp", context=8)
 
 
+def test_llama_cpp_with_nothing_in_a_half_is_refused(tmp_path: Path, plain: Path) -> None:
+    """The second half of two tokens, less one, is nothing: no plan is made that scores nothing."""
+    with pytest.raises(UsageError, match=r"nothing to score: 1 documents .* a context of 2"):
+        rows_of(tmp_path, plain, ["a" * 15], protocol="llama.cpp", context=2)
+
+
+def test_a_text_too_short_for_a_window_is_counted_without_one(tmp_path: Path, plain: Path) -> None:
+    """Beside a long one; its document and bytes are in the group's tally, like those of an empty document."""
+    data = write_jsonl(tmp_path / "c.jsonl", [{"text": "a" * 9, "g": "long"}, {"text": "abc", "g": "short"}])
+    options = PlanOptions(data=[str(data)], tokenizer=str(plain), protocol="gptq", context=8, group_by="g")
+    plan = make_plan(options, LocalStore(tmp_path / "out"))
+    assert [(group.windowless.documents, group.windowless.bytes) for group in plan.groups] == [(0, 0), (1, 3)]
+    assert (plan.chunks.documents, plan.chunks.bytes) == ([1], [9])
+
+
 def test_hf_stride_joins_by_a_blank_line_with_the_tokenizers_defaults(tmp_path: Path, adding: Path) -> None:
     """One text per group; the first token, here the BOS, is never scored."""
     plan, rows = rows_of(tmp_path, adding, ["abc", "", "d"], protocol="hf-stride", context=4, stride=2)
