@@ -5,19 +5,23 @@ from functools import partial
 import msgspec
 
 from everplex.opening import Identity, OpenRun, open_out
-from everplex.stages.judge import judge
+from everplex.stages.audit import requests
+from everplex.stages.judge import Policy, judge
+from everplex.stages.layout import SUMMARY_KEY
 from everplex.stages.ledger import Ledger
 from everplex.stages.records import Run
 from everplex.stages.reuse import Reusable, reuse
 from everplex.stages.spool import upload_spool
 from everplex.stages.stored import compare_runs, load_chunk, load_plan, load_run
+from everplex.storage.errors import ObjectNotFoundError
+from everplex.storage.store import Store
 from everplex.worker import Worker
 
 
 def work_on(run: OpenRun) -> tuple[Run, Ledger]:
     """Evaluate all that is missing and selected; returns the identity of the run and its ledger, refreshed.
 
-    A run in which nothing is missing needs no model, only its digest.
+    A run in which nothing is missing and nothing has to be evaluated again needs no model, only its digest.
     """
     identity = Identity(run)
     early = identity.early()
@@ -26,10 +30,27 @@ def work_on(run: OpenRun) -> tuple[Run, Ledger]:
     ledger.refresh()
     if run.settings.reuse_from and run.rank.is_first:
         take_over(run, identity.result(), ledger)
-    if not ledger.recorded.issuperset(run.wanted):
+    if not ledger.recorded.issuperset(run.wanted) or _more_is_asked_for(run, ledger):
         Worker(run, identity, ledger).work()
         ledger.refresh()
     return identity.result(), ledger
+
+
+def _more_is_asked_for(run: OpenRun, ledger: Ledger) -> bool:
+    """Whether a run that is not sealed has conflicts, what a convicted device did, or audits to evaluate again."""
+    policy = Policy(audit_fraction=run.settings.audit)
+    verdict = judge(len(run.plan.chunks), ledger.copies, policy)
+    wanted = set(run.wanted)
+    asked = any(request.chunk in wanted for request in requests(run.plan, ledger.copies, verdict, policy).wanted)
+    return asked and not _is_sealed(run.store)
+
+
+def _is_sealed(store: Store) -> bool:
+    try:
+        store.get(SUMMARY_KEY)
+    except ObjectNotFoundError:
+        return False
+    return True
 
 
 def take_over(run: OpenRun, identity: Run, ledger: Ledger) -> None:

@@ -144,13 +144,15 @@ class Schedule:
         now: float,
         *,
         duplicated: Collection[str] = frozenset(),
+        unaccepted: Collection[str] = frozenset(),
         extras: Iterable[Extra] = (),
         chunk_seconds: float | None = None,
     ) -> None:
         """Take note of a listing: the chunks that have an acceptable record, and the extra work that is now due.
 
         `recorded` is kept, not copied. `duplicated` are the chunks evaluated more than once: two workers of a pool that
-        go side by side notice it by them. `chunk_seconds` is the mean over the records, for a worker that has none.
+        go side by side notice it by them. `unaccepted` are those with records of which none counts, so that there is
+        nothing to wait for. `chunk_seconds` is the mean over the records, for a worker that has none.
         """
         self.refreshed_at = now if self._requested_at is None else self._requested_at
         self._refresh_cost = now - self.refreshed_at
@@ -168,7 +170,7 @@ class Schedule:
                 overtaken = overtaken or chunk in duplicated  # on first sight: the other was faster
                 del self._mine[chunk]
                 news -= 1
-            elif since is not None and since + VISIBLE_SECONDS < self.refreshed_at:
+            elif chunk in unaccepted or (since is not None and since + VISIBLE_SECONDS < self.refreshed_at):
                 del self._mine[chunk]
         if news > 0 and self._num_recorded >= 0:
             self.others_at = now
@@ -190,12 +192,12 @@ class Schedule:
         self._unwanted.discard(take)
         mean, count = self._seconds
         self._seconds = ((mean * count + seconds) / (count + 1), count + 1)
+        if take.kind == "work":
+            self._attempts[take.chunk] += 1
         if extra is not None:
             self._extras_done.add(extra)
-        else:
-            self._attempts[take.chunk] += 1
-            if take.chunk not in self._aside:
-                self._mine.setdefault(take.chunk, None)  # the writer's thread may have been faster
+        elif take.chunk not in self._aside:
+            self._mine.setdefault(take.chunk, None)  # the writer's thread may have been faster
 
     def released(self, take: Take) -> None:
         """Take note that a held chunk will not be evaluated now."""
@@ -245,7 +247,13 @@ class Schedule:
 
     def open_extras(self) -> list[Extra]:
         """Return the extra work that this worker may do and has not done."""
-        return [extra for extra in self.extras if extra not in self._extras_done and self._device not in extra.exclude]
+        return [
+            extra
+            for extra in self.extras
+            if extra not in self._extras_done
+            and self._device not in extra.exclude
+            and not (extra.kind == "work" and self._attempts[extra.chunk] >= MAX_ATTEMPTS)
+        ]
 
     def hold(self, take: Take, extra: Extra | None = None) -> Take:
         """Hand out a chunk."""

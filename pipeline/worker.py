@@ -234,13 +234,20 @@ class Worker:
                 f"{len(verdict.mismatches[self._device])} chunks; its results are evaluated again elsewhere, so take "
                 "it out of service"
             )
+        ids = list(self._contents)
+        unaccepted = {ids[row] for row in (*verdict.nonfinite, *verdict.nonfinite_once)}
         wanted = requests(self._run.plan, copies, verdict, self._policy).wanted
         self._progress.recorded(recorded)
         self._other_devices = {source.device for source in copies.sources} - {self._device}
         with self._changed:
             extras = [Extra(*request) for request in wanted if request.chunk in self._progress.tokens]
             self._schedule.refreshed(
-                recorded, time.monotonic(), duplicated=duplicated, extras=extras, chunk_seconds=chunk_seconds
+                recorded,
+                time.monotonic(),
+                duplicated=duplicated,
+                unaccepted=unaccepted,
+                extras=extras,
+                chunk_seconds=chunk_seconds,
             )
             self._changed.notify_all()
 
