@@ -18,7 +18,7 @@ from everplex.planning import make_stored_plan, plan_options
 from everplex.preempt import Stop, watch
 from everplex.progress import Progress
 from everplex.reading import read_summary
-from everplex.settings import Data, Settings, listed, make_settings
+from everplex.settings import Data, Settings, make_settings
 from everplex.stages.records import Plan
 from everplex.stages.stored import load_plan
 from everplex.stages.summary import Summary
@@ -30,13 +30,13 @@ def run(data: Data, *, model: str, out: str, **options: Any) -> Summary:
 
     Raises UsageError, IncompleteError (call again) or IntegrityError.
     """
-    settings = make_settings({"data": listed(data), "model": model, "out": out, **options})
+    settings = make_settings({"data": data, "model": model, "out": out, **options})
     return run_settings(settings, own_process=False)
 
 
 def plan(data: Data, *, tokenizer: str, out: str, **options: Any) -> Plan:
     """Read a corpus and write the plan of a run. Returns the stored plan."""
-    settings = make_settings({"data": listed(data), "tokenizer": tokenizer, "out": out, **options})
+    settings = make_settings({"data": data, "tokenizer": tokenizer, "out": out, **options})
     return plan_settings(settings, own_process=False)
 
 

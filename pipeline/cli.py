@@ -12,7 +12,7 @@ import typer
 from typer.exceptions import TyperException
 
 from everplex import api
-from everplex.commands import Json, Out, Partial, StoreOption, print_json, register
+from everplex.commands import Json, Out, Partial, StoreOption, drop_output, print_json, print_text, register
 from everplex.rehearsal import DryRun, dry_run_report, rehearse_settings
 from everplex.settings import CORPUS, MACHINE, MODEL, RUN, Settings, load_toml, make_settings, option_hints
 from everplex.stages.report import plan_facts, plan_report, text_report
@@ -55,7 +55,7 @@ def run_command_line(arguments: list[str]) -> int:
         typer.echo(f"everplex: {last_words(error)}", err=True)
         return error.exit_code
     except BrokenPipeError:  # whoever read our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         return 0
     if code == _INTERRUPTED:
         typer.echo("everplex: interrupted; run the same command again", err=True)
@@ -130,7 +130,7 @@ def _print_dry_run(dry: DryRun, out: str | None, as_json: bool) -> None:
     if as_json:
         print_json(dry)
     else:
-        typer.echo(dry_run_report(dry, out), nl=False)
+        print_text(dry_run_report(dry, out))
 
 
 @_command("plan", {CORPUS}, "data", "out", "model", "revision", "trust_remote_code", "store_option", "grace_seconds")
@@ -140,7 +140,7 @@ def _plan(settings: Settings, as_json: bool) -> None:
     if as_json:
         print_json(plan_facts(plan))
     else:
-        typer.echo(plan_report(plan, str(settings.out)), nl=False)
+        print_text(plan_report(plan, str(settings.out)))
 
 
 @_command("evaluate", {MODEL, MACHINE, RUN}, "plan", "groups")
@@ -165,7 +165,7 @@ def _print_summary(summary: Summary, out: str, as_json: bool) -> None:
     if as_json:
         print_json(summary)
     else:
-        typer.echo(text_report(summary) + f"\nresults: {out}/summary.json")
+        print_text(f"{text_report(summary)}\nresults: {out}/summary.json\n")
 
 
 register(app)

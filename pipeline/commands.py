@@ -1,5 +1,6 @@
 """The commands that read a run: status, report, export, upload-spool, doctor."""
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from everplex.run_status import Status
 from everplex.stages.export import TableName
 from everplex.stages.report import text_report
 from everplex.status_text import status_line, status_report
-from everplex.storage.errors import IntegrityError
+from everplex.storage.errors import IntegrityError, UsageError
 
 Out = Annotated[str, typer.Argument(metavar="OUT", help="Folder or URL of a run.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -40,7 +41,28 @@ def register(app: typer.Typer) -> None:
 
 def print_json(value: object) -> None:
     """Print a typed value as JSON on stdout."""
-    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    print_text(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+
+
+def print_text(text: str) -> None:
+    """Print on stdout, at once. Raises UsageError where it takes nothing, as on a full disk."""
+    print_bytes(text.encode(errors="backslashreplace"))
+
+
+def print_bytes(data: bytes) -> None:
+    """Write to stdout, at once. Raises UsageError where it takes nothing."""
+    try:
+        typer.echo(data, nl=False)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        drop_output()
+        raise UsageError(f"standard output: {error.strerror}; nothing else is lost, print it elsewhere") from error
+
+
+def drop_output() -> None:
+    """Let what is still buffered for stdout go nowhere, so that the end of the process does not try again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _status(
@@ -57,7 +79,7 @@ def _status(
         if as_json:
             print_json(status)
         else:
-            typer.echo(status_report(status), nl=False)
+            print_text(status_report(status))
         return
     with suppress(KeyboardInterrupt):
         _watch(statuses, every, as_json=as_json)
@@ -68,8 +90,7 @@ def _watch(statuses: Iterator[Status], every: float, *, as_json: bool) -> None:
     console = Console()
     if as_json or not console.is_terminal:
         for status in _until_complete(statuses, every):
-            typer.echo(msgspec.json.encode(status).decode() if as_json else status_line(status))
-            sys.stdout.flush()
+            print_text((msgspec.json.encode(status).decode() if as_json else status_line(status)) + "\n")
         return
     with Live(console=console, auto_refresh=False) as live:
         for status in _until_complete(statuses, every):
@@ -90,7 +111,7 @@ def _report(out: Out, as_json: Json = False, store_option: StoreOption = None) -
     if as_json:
         print_json(summary)
     else:
-        typer.echo(f"{text_report(summary)}\nreport: {out}/report.html")
+        print_text(f"{text_report(summary)}\nreport: {out}/report.html\n")
 
 
 def _export(  # noqa: PLR0917 - the command's options
@@ -104,8 +125,7 @@ def _export(  # noqa: PLR0917 - the command's options
     """Write a table of chunks, documents, groups or workers, or a results file as lm-eval does."""
     data = reading.export(out, format=form, table=table, partial=partial, store_option=store_option)
     if output is None:
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+        print_bytes(data)
     else:
         write_file(output, data)
 
@@ -123,13 +143,13 @@ def _compare(
         if as_json:
             print_json(result)
         else:
-            typer.echo(trials_report(result), nl=False)
+            print_text(trials_report(result))
         return
     comparisons = compare(*outs, anyway=anyway, store_option=store_option)
     if as_json:
         print_json(comparisons)
     else:
-        typer.echo(comparisons_report(comparisons, outs), nl=False)
+        print_text(comparisons_report(comparisons, outs))
 
 
 def _upload_spool(out: Out, as_json: Json = False, store_option: StoreOption = None) -> None:
@@ -138,7 +158,7 @@ def _upload_spool(out: Out, as_json: Json = False, store_option: StoreOption = N
     if as_json:
         print_json(sent._asdict())
     else:
-        typer.echo(f"uploaded {sent.uploaded} segments to {out}")
+        print_text(f"uploaded {sent.uploaded} segments to {out}\n")
     if sent.refused:
         raise IntegrityError("; ".join(sent.refused))
 
@@ -153,5 +173,5 @@ def _doctor(
     if as_json:
         print_json(diagnosis)
     else:
-        typer.echo(diagnosis.text(), nl=False)
+        print_text(diagnosis.text())
     raise typer.Exit(diagnosis.exit_code)

@@ -14,7 +14,7 @@ from everplex.stages.compare import (
     compare_units,
     unit_sums,
 )
-from everplex.stages.report import table
+from everplex.stages.report import shown_name, table
 from everplex.stages.stored import compare_plans
 from everplex.stages.totals import Parts
 from everplex.storage.errors import IdentityMismatch, UsageError
@@ -63,7 +63,7 @@ def comparison_report(comparison: Comparison, out_a: str, out_b: str) -> str:
     """Return a comparison as plain text, ending in a line break; losses are in nats per token."""
     rows = [_cells("all", comparison.total)]
     if len(comparison.groups) > 1 or not comparison.paired:
-        rows += [_cells(f"  {name}", difference) for name, difference in sorted(comparison.groups.items())]
+        rows += [_cells(f"  {shown_name(name)}", difference) for name, difference in sorted(comparison.groups.items())]
     names = [f"A: {out_a} ({comparison.a})", f"B: {out_b} ({comparison.b})"]
     lines = [*names, *_warning(comparison), "", *table(_HEAD, rows)]
     if comparison.movers:

@@ -4,7 +4,7 @@ from functools import partial
 
 import msgspec
 
-from everplex.opening import Identity, OpenRun, open_out
+from everplex.opening import Identity, OpenRun, open_started
 from everplex.stages.audit import requests
 from everplex.stages.judge import Policy, judge
 from everplex.stages.layout import SUMMARY_KEY
@@ -12,7 +12,7 @@ from everplex.stages.ledger import Ledger
 from everplex.stages.records import Run
 from everplex.stages.reuse import Reusable, reuse
 from everplex.stages.spool import upload_spool
-from everplex.stages.stored import compare_runs, load_chunk, load_plan, load_run
+from everplex.stages.stored import compare_runs, load_chunk
 from everplex.storage.errors import ObjectNotFoundError
 from everplex.storage.store import Store
 from everplex.worker import Worker
@@ -56,18 +56,14 @@ def _is_sealed(store: Store) -> bool:
 def take_over(run: OpenRun, identity: Run, ledger: Ledger) -> None:
     """Record missing chunks by the results of the runs that `--reuse-from` names; says how many.
 
-    Raises IdentityMismatch where one of them is of another model or dtype.
+    Raises UsageError where one of them is no run, IdentityMismatch where it is of another model or dtype.
     """
     for url in run.settings.reuse_from or []:
-        store = open_out(run.settings, url, run.stop)
-        other = load_run(store)
-        compare_runs(other, msgspec.structs.replace(identity, plan=other.plan, plan_url=other.plan_url))
-        plan_store = open_out(run.settings, other.plan_url, run.stop) if other.plan_url else store
-        other_plan = load_plan(plan_store)
-        other_ledger = Ledger(store, other_plan, other.id())
+        other = open_started(run.settings, url, run.stop)
+        compare_runs(other.run, msgspec.structs.replace(identity, plan=other.run.plan, plan_url=other.run.plan_url))
+        other_ledger = Ledger(other.store, other.plan, other.run.id())
         other_ledger.refresh()
-        verdict = judge(len(other_plan.chunks), other_ledger.copies)
-        source = Reusable(other, other_plan, other_ledger, verdict)
+        source = Reusable(other.run, other.plan, other_ledger, judge(len(other.plan.chunks), other_ledger.copies))
         missing = set(run.wanted) - ledger.recorded
         taken = 0
         for key, data, number in reuse(identity, run.plan, missing, source, partial(load_chunk, run.plan_store)):

@@ -55,12 +55,20 @@ def _counted(merge: Merge) -> Counted:
 
 
 def write_file(path: str, data: bytes) -> None:
-    """Write a whole file or none; one that is there is replaced. Raises UsageError."""
+    """Write a whole file or none; one that is there is replaced, where a link leads too. Raises UsageError.
+
+    A device or a pipe, such as /dev/stdout, is written to and stays what it is.
+    """
     target = expand_home(path)
+    special = target.exists() and not target.is_file()
+    target = target if special else target.resolve()
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(data)
-        temporary.replace(target)
+        if special:
+            target.write_bytes(data)
+        else:
+            temporary.write_bytes(data)
+            temporary.replace(target)
     except OSError as error:
         with suppress(OSError):
             temporary.unlink()

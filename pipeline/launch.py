@@ -13,11 +13,13 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import msgspec
 
-from everplex.preempt import Stop
+from everplex.preempt import SIGNALS, Stop
 from everplex.settings import Settings, make_settings
 from everplex.stages.threads import default_threads
 from everplex.storage.errors import EverplexError, IncompleteError, last_words
@@ -62,7 +64,8 @@ def launch_ranks(settings: Settings) -> int:
     )
     per_rank = msgspec.structs.asdict(settings) | {"data": None, "nproc": 1, "threads": threads}
     try:
-        codes = elastic_launch(config, rank_main)(per_rank, os.getpid())
+        with _handlers_kept():
+            codes = elastic_launch(config, rank_main)(per_rank, os.getpid())
     except SignalException as stopped:
         name = signal.Signals(stopped.sigval).name
         raise IncompleteError(f"stopped (received {name}); run the same command again to continue") from None
@@ -74,6 +77,18 @@ def launch_ranks(settings: Settings) -> int:
         ends = (failure.exitcode for failure in error.failures.values())
         return worst_exit_code([IncompleteError.exit_code if end < 0 else end for end in ends])
     return worst_exit_code(list(codes.values()))
+
+
+@contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Give signals back to whom they belonged: the launcher takes them from a main thread and keeps them."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def rank_main(options: dict[str, Any], launcher: int) -> int:

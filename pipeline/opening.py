@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
+from everplex.conclude import Merge
 from everplex.loading import check_model
 from everplex.planning import obtain_plan
 from everplex.preempt import Stop
@@ -15,9 +16,9 @@ from everplex.rank import Rank, detect_rank
 from everplex.settings import Settings
 from everplex.stages.checkpoint import locate, saved_dtype
 from everplex.stages.records import ModelSpec, Plan, Run
-from everplex.stages.stored import compare_runs, load_run, save_run
+from everplex.stages.stored import MEND_PLAN, compare_runs, load_plan, load_run, save_run
 from everplex.stages.weights import digest_model
-from everplex.storage.errors import ObjectNotFoundError, StoreRefusedError, UsageError
+from everplex.storage.errors import CorruptObjectError, ObjectNotFoundError, StoreRefusedError, UsageError
 from everplex.storage.local import LocalStore, cache_folder
 from everplex.storage.probe import honours_conditional_create
 from everplex.storage.retry import RetryingStore, RetryPolicy
@@ -69,7 +70,7 @@ class OpenRun:
         settings = self.settings
         return Run(
             plan=self.plan.digest(),
-            plan_url=settings.plan,
+            plan_url=self.plan_store.url if settings.plan else None,
             model=ModelSpec(name=str(settings.model), digest=model_digest, revision=settings.revision),
             dtype=saved_dtype(folder) if settings.dtype == "auto" else settings.dtype,
         )
@@ -84,6 +85,20 @@ def open_out(settings: Settings, url: str | None = None, stop: Stop | None = Non
         retry=RetryPolicy(budget_seconds=settings.store_retry_seconds),
         stop=None if stop is None else stop.event,
     )
+
+
+def open_started(settings: Settings, url: str | None = None, stop: Stop | None = None) -> Merge:
+    """Open a run to read it. Raises UsageError where none has started, CorruptObjectError where its plan is gone."""
+    store = open_out(settings, url, stop)
+    try:
+        run = load_run(store)
+    except ObjectNotFoundError as error:
+        raise UsageError(f"{store.url} holds no run that has started; give the --out of one") from error
+    plan_store = open_out(settings, run.plan_url, stop) if run.plan_url else store
+    try:
+        return Merge(store, plan_store, load_plan(plan_store), run)
+    except ObjectNotFoundError as error:
+        raise CorruptObjectError(f"{error}, and the run {store.url} is of that plan; {MEND_PLAN}") from error
 
 
 def open_run(settings: Settings, stop: Stop, progress: Progress) -> OpenRun:

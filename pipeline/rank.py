@@ -42,11 +42,19 @@ def detect_rank(environ: Mapping[str, str], rank: int | None, world_size: int | 
             found = [_number(environ, name) for name in names if name in environ]
             local = found[2] if names[2] in environ else 0
             return _checked(Rank(found[0], found[1], local, _number(environ, names[3]) if names[3] in environ else 1))
-    if world_size is not None:
-        if "JOB_COMPLETION_INDEX" not in environ:
-            return _checked(Rank(_environment_rank(environ), world_size))
+    if world_size is None:
+        _refuse_half(environ)
+        return Rank()
+    if "JOB_COMPLETION_INDEX" in environ:
         return _checked(Rank(_number(environ, "JOB_COMPLETION_INDEX"), world_size))
-    return Rank()
+    return _checked(Rank(_environment_rank(environ), world_size))
+
+
+def _refuse_half(environ: Mapping[str, str]) -> None:
+    """Raise UsageError for one of torchrun's two variables alone: ranks must not become a pool unnoticed."""
+    for here, there in (("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")):
+        if here in environ and there not in environ:
+            raise UsageError(f"{here} is in the environment and {there} is not: set both, or unset {here}")
 
 
 def _environment_rank(environ: Mapping[str, str]) -> int:

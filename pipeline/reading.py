@@ -9,15 +9,13 @@ from typing import NamedTuple
 
 from everplex.conclude import Merge, conclude, demand_complete, publish_report
 from everplex.exporting import ExportFormat, encode_export
-from everplex.opening import open_out
+from everplex.opening import open_out, open_started
 from everplex.progress import Progress
 from everplex.run_status import Status, StatusReader
 from everplex.settings import Settings, make_settings
 from everplex.stages.export import TableName
 from everplex.stages.spool import Uploaded, upload_spool
-from everplex.stages.stored import load_plan, load_run
 from everplex.stages.summary import Summary
-from everplex.storage.errors import ObjectNotFoundError, UsageError
 
 
 def status(out: str, *, store_option: Sequence[str] | None = None) -> Status:
@@ -84,14 +82,7 @@ def send_waiting(out: str, *, store_option: Sequence[str] | None = None) -> Sent
 
 def open_merge(out: str, store_option: Sequence[str] | None = None) -> Merge:
     """Open a run that has started. Raises UsageError where there is none."""
-    settings = _settings(out, store_option)
-    store = open_out(settings)
-    try:
-        run = load_run(store)
-    except ObjectNotFoundError as error:
-        raise UsageError(f"{store.url} holds no run that has started; give the --out of one") from error
-    plan_store = open_out(settings, run.plan_url) if run.plan_url else store
-    return Merge(store, plan_store, load_plan(plan_store), run)
+    return open_started(_settings(out, store_option))
 
 
 def _conclude(merge: Merge) -> Summary:

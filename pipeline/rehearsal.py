@@ -14,7 +14,7 @@ from everplex.planning import plan_into, plan_options
 from everplex.preempt import Stop
 from everplex.progress import Progress, format_seconds
 from everplex.rank import detect_rank
-from everplex.settings import Data, Settings, listed, make_settings
+from everplex.settings import Data, Settings, make_settings
 from everplex.stages.checkpoint import locate
 from everplex.stages.chunk import Chunk, decode_chunk
 from everplex.stages.layout import CHUNKS_PREFIX, chunk_key
@@ -72,7 +72,7 @@ def dry_run(data: Data, *, model: str, **options: Any) -> DryRun:
 
     Raises what `run` would raise up to there.
     """
-    return rehearse_settings(make_settings({"data": listed(data), "model": model, **options}))
+    return rehearse_settings(make_settings({"data": data, "model": model, **options}))
 
 
 def rehearse_settings(settings: Settings) -> DryRun:

@@ -17,6 +17,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Data = str | Path | Sequence[str | Path]
 """A path, URL or pattern, or several."""
 
+_LISTS = {"data", "reuse_from", "store_option"}
 CORPUS, MODEL, RUN, MACHINE, ONE = "Corpus and protocol", "Model", "Run", "Machine", "Of one command"
 
 
@@ -88,7 +89,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     world_size: Annotated[int | None, _option(MACHINE, "Number of ranks [default: the environment's].", min=1)] = None
 
     dry_run: Annotated[bool, _option(ONE, "Plan in memory, time one batch, say what a run would take.")] = False
-    max_seconds: Annotated[float | None, _option(RUN, "Stop politely after this long, with exit code 75.")] = None
+    max_seconds: Annotated[float | None, _option(RUN, "Stop politely, with exit code 75, after this.", min=0)] = None
     grace_seconds: Annotated[float, _option(RUN, "After a signal, exit within this long.", min=1)] = 10.0
     refresh_seconds: Annotated[float, _option(RUN, "Look for other workers' results this often.", min=0)] = 30.0
     plan_wait_seconds: Annotated[
@@ -112,8 +113,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise UsageError(f"{shown} is missing: give it on the command line or as `{name}` in the TOML file")
 
     def group_names(self) -> list[str] | None:
-        """Return the groups that `--groups` names; None for all."""
-        return None if self.groups is None else [name for name in self.groups.split(",") if name]
+        """Return the groups that `--groups` names; None for all. Raises UsageError where it names none."""
+        if self.groups is None:
+            return None
+        names = [name for name in self.groups.split(",") if name]
+        if not names:
+            raise UsageError(f"--groups: expected names separated by commas, found {self.groups!r}")
+        return names
 
     def store_options(self) -> dict[str, str]:
         """Return `--store-option key=value` as a mapping."""
@@ -137,7 +143,7 @@ def listed(data: Data) -> list[str]:
 def make_settings(options: dict[str, Any]) -> Settings:
     """Check names, types and bounds of options, wherever they come from. Raises UsageError."""
     check_names(options, "Python")
-    plain = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    plain = {name: _plain(name, value) for name, value in options.items()}
     try:
         settings = msgspec.convert(plain, Settings)
     except msgspec.ValidationError as error:
@@ -146,6 +152,13 @@ def make_settings(options: dict[str, Any]) -> Settings:
     for name, hint in option_hints().items():
         _check_bounds(name, getattr(settings, name), hint.__metadata__[0])
     return settings
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return a value as the command line gives it: paths as text, a number of tokens too, one of several as a list."""
+    if name in _LISTS and isinstance(value, str | Path | list | tuple):
+        return listed(value)
+    return str(value) if isinstance(value, Path) or (name == "batch_tokens" and type(value) is int) else value
 
 
 def _check_bounds(name: str, value: Any, info: Any) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from everplex.progress import format_seconds
 from everplex.run_status import Status, WorkerStatus
-from everplex.stages.report import table
+from everplex.stages.report import shown_name, table
 
 _SENTENCES_SHOWN = 10
 
@@ -86,7 +86,7 @@ def _coverage(status: Status) -> list[str]:
 
 def _groups(status: Status) -> list[str]:
     behind = [
-        (name, f"{row.done:,}/{row.chunks:,}", f"{row.done_tokens:,}/{row.tokens:,}")
+        (shown_name(name), f"{row.done:,}/{row.chunks:,}", f"{row.done_tokens:,}/{row.tokens:,}")
         for name, row in sorted(status.groups.items())
         if row.done < row.chunks
     ]

@@ -131,7 +131,7 @@ class Ledger:
         order = list(keys)
         for key, found in zip(order, self._fetch(order), strict=True):
             if isinstance(found, ObjectNotFoundError):
-                self.set_aside[key] = f"{key}: listed by the store, but not there when it was read twice"
+                self.set_aside[key] = f"{key}: listed, but not there when it was read twice"
                 continue
             self._read.add(key)
             self.set_aside.pop(key, None)

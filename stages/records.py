@@ -16,6 +16,8 @@ SCHEMA = 1
 SEMANTICS = 1
 """Raised by hand when the same inputs would give other numbers; part of the identity of a run."""
 
+MEND_DOCUMENT = "restore it from a copy, or delete it and run the same `everplex run` command again"
+
 T = TypeVar("T", bound=msgspec.Struct)
 
 Kind = Literal["work", "audit", "sentinel"]
@@ -278,7 +280,7 @@ def decode_document(data: bytes, kind: type[T], where: str) -> T:
         if schema == SCHEMA:
             return msgspec.json.decode(data, type=kind)
     except msgspec.DecodeError as error:
-        raise CorruptObjectError(f"{where}: not a {kind.__name__} document ({error})") from error
+        raise CorruptObjectError(f"{where}: not a {kind.__name__} document ({error}); {MEND_DOCUMENT}") from error
     raise CorruptObjectError(
         f"{where}: expected schema {SCHEMA}, found {schema}; read it with the everplex that wrote it"
     )

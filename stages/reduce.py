@@ -9,11 +9,10 @@ from everplex.stages.judge import MISSING, Policy, judge
 from everplex.stages.layout import SEGMENTS_PREFIX, SUMMARY_KEY
 from everplex.stages.ledger import Ledger
 from everplex.stages.records import Plan, Run
-from everplex.stages.stored import load_summary
+from everplex.stages.stored import create_summary, load_summary
 from everplex.stages.summarise import summarise, tell_coverage, worker_facts
 from everplex.stages.summary import Numbers, Summary
 from everplex.stages.totals import Totals
-from everplex.storage.codec import canonical_json
 from everplex.storage.errors import IncompleteError, IntegrityError, ObjectExistsError
 from everplex.storage.store import Store
 
@@ -68,7 +67,7 @@ def seal(store: Store, summary: Summary) -> Summary:
         missing = summary.coverage.chunks - summary.coverage.accepted
         raise IncompleteError(f"{missing} of {summary.coverage.chunks} chunks do not count; only a whole run is sealed")
     try:
-        store.create(SUMMARY_KEY, canonical_json(summary))
+        create_summary(store, summary)
     except ObjectExistsError:
         sealed = load_summary(store)
         check_sums(sealed, summary, f"{store.url}/{SUMMARY_KEY}")
@@ -119,7 +118,10 @@ def recheck(store: Store, plan: Plan, run: Run, *, policy: Policy | None = None)
     ledger = Ledger(store, plan, run.id())
     ledger.read_keys(sealed.segments)
     if ledger.set_aside:
-        raise IntegrityError(f"{where}: a segment that it counts is damaged: {min(ledger.set_aside.values())}")
+        raise IntegrityError(
+            f"{where}: a segment that it counts is damaged: {min(ledger.set_aside.values())}; restore it from "
+            f"a copy, or delete {SUMMARY_KEY} and run the same `everplex run` command again"
+        )
     check_sums(sealed, reduce(plan, run, ledger, policy=policy), where)
     listed = {entry.key for entry in store.list(SEGMENTS_PREFIX)}
     late = listed.difference(sealed.segments)

@@ -7,6 +7,8 @@ from everplex.stages.records import Plan
 from everplex.stages.summary import DeviceRow, Numbers, Summary, WorkerRow
 
 NUMBER_COLUMNS = ("perplexity", "95 % interval", "bits/byte", "word ppl", "nats/token", "tokens", "documents")
+NAME_WIDTH = 60
+"""Widest name in a table, in characters."""
 
 
 def text_report(summary: Summary) -> str:
@@ -31,9 +33,9 @@ def number_rows(summary: Summary) -> list[tuple[str, ...]]:
         path = name.split("/")
         for depth, part in enumerate(path[:-1]):
             if above[: depth + 1] != path[: depth + 1]:
-                rows.append(("  " * (depth + 1) + part + "/", *[""] * len(NUMBER_COLUMNS)))
+                rows.append(("  " * (depth + 1) + shown_name(part) + "/", *[""] * len(NUMBER_COLUMNS)))
         above = path
-        rows.append(("  " * len(path) + path[-1], *number_cells(summary.groups[name])))
+        rows.append(("  " * len(path) + shown_name(path[-1]), *number_cells(summary.groups[name])))
     return rows
 
 
@@ -64,6 +66,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
         ).rstrip()
         for row in cells
     ]
+
+
+def shown_name(name: str) -> str:
+    """Return a name that keeps to its cell: without what a terminal would obey, nor the middle of a long one."""
+    shown = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in name)
+    return shown if len(shown) <= NAME_WIDTH else f"{shown[: NAME_WIDTH // 2]}…{shown[1 - NAME_WIDTH // 2 :]}"
 
 
 def headline(summary: Summary) -> str:

@@ -1,21 +1,29 @@
 """The documents of a run in its store: created once, read back typed, compared by what they are."""
 
+import msgspec
+
 from everplex.stages.chunk import Chunk, decode_chunk
 from everplex.stages.layout import PLAN_KEY, RUN_KEY, SUMMARY_KEY, chunk_key
-from everplex.stages.records import Plan, Run, decode_document
+from everplex.stages.records import MEND_DOCUMENT, Plan, Run, decode_document
 from everplex.stages.stopwatch import Stopwatch
 from everplex.stages.summary import Summary
-from everplex.storage.codec import canonical_json, compress, decompress
-from everplex.storage.errors import IdentityMismatch, ObjectExistsError
+from everplex.storage.codec import canonical_json, compress, decompress, sha256_hex
+from everplex.storage.errors import CorruptObjectError, IdentityMismatch, ObjectExistsError, ObjectNotFoundError
 from everplex.storage.store import Store
 
 NEW_OUT = "give another --out for a new run, or the same inputs to continue this one"
+MEND_PLAN = "copy the whole plan folder again, or plan into another OUT"
 
 
 def load_plan(store: Store) -> Plan:
     """Read the plan. Raises ObjectNotFoundError where there is none, CorruptObjectError where it is damaged."""
     where = f"{store.url}/{PLAN_KEY}"
-    return decode_document(decompress(store.get(PLAN_KEY), where), Plan, where)
+    data = store.get(PLAN_KEY)
+    try:
+        content = decompress(data, where)
+    except CorruptObjectError as error:
+        raise CorruptObjectError(f"{error}; {MEND_PLAN}") from error
+    return decode_document(content, Plan, where)
 
 
 def save_plan(store: Store, plan: Plan) -> Plan:
@@ -51,13 +59,19 @@ def compare_plans(stored: Plan, given: Plan) -> None:
 
 
 def load_chunk(store: Store, chunk: str, content: str, watch: Stopwatch | None = None) -> Chunk:
-    """Read a chunk's input and prove that it is the one the plan names."""
+    """Read a chunk's input and prove that it is the one the plan names.
+
+    Raises CorruptObjectError where it is damaged or gone: a plan is stored after all its chunks.
+    """
     watch = watch or Stopwatch(running=False)
     key = chunk_key(chunk, content)
-    with watch("read"):
-        data = store.get(key)
-    with watch("decode"):
-        return decode_chunk(data, f"{store.url}/{key}", content)
+    try:
+        with watch("read"):
+            data = store.get(key)
+        with watch("decode"):
+            return decode_chunk(data, f"{store.url}/{key}", content)
+    except (CorruptObjectError, ObjectNotFoundError) as error:
+        raise CorruptObjectError(f"{error}; {MEND_PLAN}") from error
 
 
 def load_run(store: Store) -> Run:
@@ -100,5 +114,18 @@ def compare_runs(stored: Run, given: Run) -> None:
 
 
 def load_summary(store: Store) -> Summary:
-    """Read the seal. Raises ObjectNotFoundError where the run is not sealed."""
-    return decode_document(store.get(SUMMARY_KEY), Summary, f"{store.url}/{SUMMARY_KEY}")
+    """Read the seal. Raises ObjectNotFoundError where the run is not sealed, CorruptObjectError where it is damaged."""
+    where = f"{store.url}/{SUMMARY_KEY}"
+    data = store.get(SUMMARY_KEY)
+    summary = decode_document(data, Summary, where)
+    fields = msgspec.json.decode(data)
+    digest = fields.pop("digest", None)  # the first seals had none
+    if digest is not None and digest != sha256_hex(canonical_json(fields)):
+        raise CorruptObjectError(f"{where}: not what was sealed, by its digest; {MEND_DOCUMENT}")
+    return summary
+
+
+def create_summary(store: Store, summary: Summary) -> None:
+    """Create the seal, with the digest of all else that it says. Raises ObjectExistsError where there is another."""
+    fields = msgspec.to_builtins(summary)
+    store.create(SUMMARY_KEY, canonical_json(fields | {"digest": sha256_hex(canonical_json(fields))}))

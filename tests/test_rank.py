@@ -34,6 +34,8 @@ def test_rank_comes_from_options_then_environment(
         ({}, None, 2, "--world-size needs a rank"),
         ({"RANK": "one", "WORLD_SIZE": "2"}, None, None, "expected a whole number, found 'one'"),
         ({"JOB_COMPLETION_INDEX": "7"}, None, 4, "outside a world of 4"),
+        ({"RANK": "1"}, None, None, "WORLD_SIZE is not: set both"),
+        ({"WORLD_SIZE": "2"}, None, None, "RANK is not: set both"),
     ],
 )
 def test_a_rank_that_makes_no_sense_is_refused(
