@@ -218,6 +218,9 @@ def _failures(url: str) -> Iterator[None]:
     except EverplexError:
         raise
     except Exception as error:  # every cloud client raises a family of its own; the store's tables sort them
+        cause = error.__cause__  # fsspec's HTTP client says "not found" of a server that it did not reach
+        if isinstance(cause, Exception) and classify(cause).verdict is Verdict.TRANSIENT:
+            raise store_error(cause, "read", url) from error
         if classify(error).verdict is Verdict.MISSING:
             raise UsageError(f"{url}: no such file; check the path") from error
         if isinstance(error, IsADirectoryError):

@@ -14,7 +14,7 @@ from support.corpora import make_documents, write_jsonl
 import everplex
 from everplex.cli import run_command_line
 from everplex.settings import make_settings
-from everplex.storage.errors import CorruptObjectError, IntegrityError, UsageError
+from everplex.storage.errors import CorruptObjectError, IntegrityError, StoreUnavailableError, UsageError
 
 SMALL: dict[str, Any] = {"context": 64, "chunk_tokens": 256, "threads": 1}
 
@@ -93,6 +93,12 @@ def test_a_run_that_is_not_there_cannot_be_reused(documents: Path, tiny_model: P
         everplex.run(
             documents, model=str(tiny_model), out=str(tmp_path / "o"), reuse_from=tmp_path / "nowhere", **SMALL
         )
+
+
+def test_a_server_that_is_not_reached_is_not_a_missing_file(tiny_model: Path, tmp_path: Path) -> None:
+    """It may be back for the same command."""
+    with pytest.raises(StoreUnavailableError, match=r"could not read http://127\.0\.0\.1:1/x\.jsonl"):
+        everplex.run("http://127.0.0.1:1/x.jsonl", model=str(tiny_model), out=str(tmp_path / "out"), **SMALL)
 
 
 def test_a_shared_plan_is_found_from_any_folder(
