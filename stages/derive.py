@@ -27,9 +27,15 @@ def exp(value: float) -> float | None:
         return None
 
 
-def perplexity(nll: float, count: int) -> float | None:
+def perplexity(nll: float, count: float) -> float | None:
     """Exponential of the mean loss; None where there is nothing to divide by."""
     return exp(nll / count) if count else None
+
+
+def published_perplexity(numbers: Numbers) -> float | None:
+    """Exponential of the mean over windows by a protocol's published weights; None where it has none."""
+    weights = numbers.sums.get("weights")
+    return perplexity(numbers.sums["weighted_nll"], weights) if weights else None
 
 
 def derive(tally: Tally, counts: Counts, protocol: ProtocolSpec) -> Numbers:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from everplex.stages.derive import perplexity
+from everplex.stages.derive import perplexity, published_perplexity
 from everplex.stages.records import Plan
 from everplex.stages.summary import DeviceRow, Numbers, Summary, WorkerRow
 
@@ -16,6 +16,7 @@ def text_report(summary: Summary) -> str:
     blocks = [
         [headline(summary), f"protocol: {summary.protocol.label}", f"model: {summary.model.name} ({summary.dtype})"],
         table(("", *NUMBER_COLUMNS), number_rows(summary)),
+        _published(summary),
         _macro(summary),
         coverage_lines(summary),
         _workers(summary),
@@ -85,6 +86,12 @@ def headline(summary: Summary) -> str:
         f"{coverage.accepted:,} of {coverage.chunks:,} chunks; the interval does not cover what is missing, "
         "and numbers per byte and word are those of fully covered documents"
     )
+
+
+def _published(summary: Summary) -> list[str]:
+    found = {name: published_perplexity(numbers) for name, numbers in [("all", summary), *summary.groups.items()]}
+    rows = [(shown_name(name), f"{value:.4f}") for name, value in found.items() if value is not None]
+    return table(("by published weights", "perplexity"), rows) if rows else []
 
 
 def _macro(summary: Summary) -> list[str]:

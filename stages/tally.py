@@ -90,4 +90,7 @@ def _weighted(chunk: Chunk, row_S: NDArray[np.int64], nll_S: NDArray[np.float64]
     if chunk.row_weights_R is None:
         return {}
     rows = _sum_by(row_S, nll_S)
-    return {"weighted_nll": math.fsum(chunk.row_weights_R[row] * (nll / tokens) for row, (nll, tokens) in rows.items())}
+    return {
+        "weighted_nll": math.fsum(chunk.row_weights_R[row] * (nll / tokens) for row, (nll, tokens) in rows.items()),
+        "weights": math.fsum(chunk.row_weights_R[list(rows)]),
+    }

@@ -82,7 +82,7 @@ def test_every_sum_is_correctly_rounded(case: Case) -> None:
 
 @given(cases(weights=True))
 def test_weighted_rows(case: Case) -> None:
-    """Where rows have weights, the sum of weight times the row's mean loss is there as well."""
+    """Where rows have weights, the sums of weight times the row's mean loss and of the weights are there as well."""
     chunk, losses = case
     assert chunk.row_weights_R is not None
     rows = listing(chunk, losses)
@@ -90,7 +90,9 @@ def test_weighted_rows(case: Case) -> None:
     for index in {row for row, *_ in rows}:
         values = [Fraction(nll) for row, _, _, nll in rows if row == index]
         expected += Fraction(float(chunk.row_weights_R[index])) * sum(values) / len(values)
-    assert make_record("c", "d", chunk, losses).sums["weighted_nll"] == pytest.approx(float(expected), rel=1e-15)
+    sums = make_record("c", "d", chunk, losses).sums
+    assert sums["weighted_nll"] == pytest.approx(float(expected), rel=1e-15)
+    assert sums["weights"] == math.fsum(chunk.row_weights_R[sorted({row for row, *_ in rows})])
 
 
 @pytest.mark.parametrize("bad", [[math.nan, 1.0], [math.inf, -math.inf], [1.0, math.inf]])
