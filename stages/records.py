@@ -140,10 +140,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     chunks: ChunkTable
 
     def digest(self) -> str:
-        """Digest of what the plan is; where its files lay and when they were written is not part of it."""
-        identity: dict[str, Any] = msgspec.to_builtins(self)
-        del identity["corpus"]["files"]
-        identity["tokenizer"].pop("name")
+        """Digest of what the plan is; where its files lay and when they were written is not part of it.
+
+        A field with its default is left out, so that a field that is added later renames no plan.
+        """
+        identity = _chosen(self)
+        identity["corpus"].pop("files", None)
+        del identity["tokenizer"]["name"]
         return sha256_hex(canonical_json(identity))
 
     def chunk_id(self, row: int) -> str:
@@ -157,6 +160,22 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             layout.chunk_id(keys[group], ordinal)
             for group, ordinal in zip(self.chunks.group, self.chunks.ordinal, strict=True)
         ]
+
+
+def _chosen(value: msgspec.Struct) -> dict[str, Any]:
+    """Return the fields that do not have their defaults, and of nested structs the same."""
+    result: dict[str, Any] = {}
+    for field in msgspec.structs.fields(value):
+        given = getattr(value, field.name)
+        default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+        if given == default:
+            continue
+        if isinstance(given, msgspec.Struct):
+            given = _chosen(given)
+        elif isinstance(given, list) and given and isinstance(given[0], msgspec.Struct):
+            given = [_chosen(item) for item in given]
+        result[field.name] = given
+    return result
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):

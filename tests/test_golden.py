@@ -27,8 +27,8 @@ from everplex.storage.local import LocalStore
 
 GOLDEN = Path(__file__).parent / "golden" / "schema-1"
 PLAN, RUN, SUMMARY = "plan/plan.json.zst", "run.json", "summary.json"
-PLAN_DIGEST = "4658db0ff3e6544b11e1ea35fb2939b74bac5461360ec56fc635fba3b948c641"
-RUN_ID = "18de52e51cfb751a"
+PLAN_DIGEST = "3bf9144451aa9829228280e8056a85f139c20e359124ffb9642447ee7dc36771"
+RUN_ID = "512624d2992279b1"
 CODE = "code-5694d08a2e/00000000"
 CODE_NLL = 73.9358392696511
 CODE_TOKENS = [256, 87, 220, 28, 220, 58, 16, 11, 220, 17, 60]
