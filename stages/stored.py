@@ -119,8 +119,7 @@ def load_summary(store: Store) -> Summary:
     data = store.get(SUMMARY_KEY)
     summary = decode_document(data, Summary, where)
     fields = msgspec.json.decode(data)
-    digest = fields.pop("digest", None)  # the first seals had none
-    if digest is not None and digest != sha256_hex(canonical_json(fields)):
+    if fields.pop("digest", None) != sha256_hex(canonical_json(fields)):
         raise CorruptObjectError(f"{where}: not what was sealed, by its digest; {MEND_DOCUMENT}")
     return summary
 

@@ -22,6 +22,7 @@ from everplex.stages.ledger import Ledger
 from everplex.stages.reduce import recheck
 from everplex.stages.segments import Segment, decode_segment
 from everplex.stages.stored import load_chunk, load_plan, load_run, load_summary
+from everplex.storage.codec import canonical_json, sha256_hex
 from everplex.storage.errors import CorruptObjectError
 from everplex.storage.local import LocalStore
 
@@ -95,6 +96,8 @@ def _rewrite(store: LocalStore, key: str, change: dict[str, Any], lines: slice) 
     documents = [json.loads(line) for line in text.splitlines()]
     for document in documents[lines]:
         document.update(change)
+        if document.pop("digest", None) is not None:
+            document["digest"] = sha256_hex(canonical_json(document))
     text = "\n".join(map(json.dumps, documents)).encode()
     data = zstandard.ZstdCompressor().compress(text) if key.endswith(".zst") else text
     if key.startswith("segments/"):

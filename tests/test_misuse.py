@@ -49,14 +49,14 @@ def test_no_number_of_a_damaged_seal_is_printed(
     assert (captured.out, "not what was sealed, by its digest; restore it" in captured.err) == ("", True)
 
 
-def test_a_seal_without_a_digest_is_read(sealed: Path) -> None:
-    """Those of the first version have none."""
-    summary = everplex.reduce(str(sealed))
+def test_a_seal_without_its_digest_is_refused(sealed: Path) -> None:
+    """Numbers that nothing vouches for are not printed."""
     path = sealed / "summary.json"
     fields = json.loads(path.read_bytes())
     del fields["digest"]
     path.write_text(json.dumps(fields), encoding="utf-8")
-    assert everplex.reduce(str(sealed)) == summary
+    with pytest.raises(IntegrityError, match="not what was sealed"):
+        everplex.reduce(str(sealed))
 
 
 def test_a_seal_whose_segment_is_gone_can_be_made_again(sealed: Path, documents: Path, tiny_model: Path) -> None:
