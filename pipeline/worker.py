@@ -26,7 +26,7 @@ from everplex.stages.stopwatch import Stopwatch
 from everplex.stages.stored import load_chunk
 from everplex.stages.tally import make_record
 from everplex.stages.write import Outcome, Receipt, Writer, WriterThread
-from everplex.storage.errors import IncompleteError, IntegrityError, StoreError
+from everplex.storage.errors import CorruptObjectError, IncompleteError, IntegrityError, StoreError
 
 if TYPE_CHECKING:
     from everplex.stages.evaluate import Evaluator
@@ -63,11 +63,12 @@ class Worker:
         self._watch = Stopwatch(running=run.settings.profile)
         self._changed = threading.Condition()
         self._ended = False
+        self._damaged: CorruptObjectError | None = None
 
     def work(self) -> Outcome:
         """Evaluate until there is nothing left for this worker; returns where its records are.
 
-        Raises IncompleteError after a stop, and the writer's failure.
+        Raises IncompleteError after a stop, CorruptObjectError for a damaged input, and the writer's failure.
         """
         run = self._run
         loaded, evaluator = self._load()
@@ -149,10 +150,13 @@ class Worker:
                 take, chunk = item
                 if self._run.stop:
                     return
-                if isinstance(chunk, Exception):
-                    raise chunk
                 if not self._is_wanted(take):
                     continue
+                if isinstance(chunk, CorruptObjectError):
+                    self._set_aside(take, chunk)
+                    continue
+                if isinstance(chunk, Exception):
+                    raise chunk
                 try:
                     if self.evaluated % SENTINELS_EVERY == 0:
                         self._evaluate_sentinels(evaluator, writer)
@@ -179,6 +183,15 @@ class Worker:
                 self._schedule.released(take)
                 self._changed.notify_all()
             return wanted
+
+    def _set_aside(self, take: Take, error: CorruptObjectError) -> None:
+        """Go on without a chunk whose input is damaged; the error is raised when all others are done."""
+        self._damaged = self._damaged or error
+        self._run.progress.say(f"{error}; going on with the other chunks")
+        with self._changed:
+            self._schedule.released(take)
+            self._schedule.aside([Receipt(take.chunk, take.kind)])
+            self._changed.notify_all()
 
     def _evaluate(self, evaluator: "Evaluator", take: Take, chunk: Chunk) -> Record:
         losses = evaluator.evaluate(chunk, stop=lambda: bool(self._run.stop))
@@ -266,4 +279,6 @@ class Worker:
                 f"stopped ({self._run.stop.reason}) with {outcome.stored} of {self.evaluated} evaluated chunks stored; "
                 "run the same command again to continue"
             )
+        if self._damaged is not None:
+            raise self._damaged
         return outcome

@@ -1,5 +1,7 @@
 """The documents of a run in its store: created once, read back typed, compared by what they are."""
 
+from collections.abc import Mapping
+
 import msgspec
 
 from everplex.stages.chunk import Chunk, decode_chunk
@@ -45,17 +47,23 @@ def compare_plans(stored: Plan, given: Plan) -> None:
         ("protocol", stored.protocol.name, given.protocol.name),
         ("protocol version", stored.protocol.version, given.protocol.version),
         ("context", stored.protocol.context, given.protocol.context),
-        ("protocol options", stored.protocol.options, given.protocol.options),
+        *_options("protocol option", stored.protocol.options, given.protocol.options),
         ("tokenizer", stored.tokenizer.digest[:16], given.tokenizer.digest[:16]),
         ("prefix token", stored.tokenizer.prefix_id, given.tokenizer.prefix_id),
         ("chunk_tokens", stored.chunk_tokens, given.chunk_tokens),
-        ("corpus options", stored.corpus.options, given.corpus.options),
+        *_options("corpus option", stored.corpus.options, given.corpus.options),
         ("corpus", stored.corpus.digest[:16], given.corpus.digest[:16]),
     ]
     for field, expected, found in pairs:
         if expected != found:
             raise IdentityMismatch(field, expected, found, NEW_OUT)
     raise IdentityMismatch("plan", stored.digest()[:16], given.digest()[:16], NEW_OUT)
+
+
+def _options(kind: str, stored: Mapping[str, object], given: Mapping[str, object]) -> list[tuple[str, object, object]]:
+    """Return a pair of values for every option; only those that are not the default are stored."""
+    names = sorted({*stored, *given})
+    return [(f"{kind} {name}", stored.get(name, "the default"), given.get(name, "the default")) for name in names]
 
 
 def load_chunk(store: Store, chunk: str, content: str, watch: Stopwatch | None = None) -> Chunk:

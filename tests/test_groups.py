@@ -34,5 +34,5 @@ def test_a_run_of_some_groups_is_another_than_that_of_all(tmp_path: Path, tiny_m
     corpus = str(write_jsonl(tmp_path / "corpus.jsonl", make_documents(20)))
     options: dict[str, Any] = {"group_by": "topic", "tokenizer": str(tiny_model), "out": str(tmp_path / "out")}
     everplex.plan(corpus, groups="a", **options)
-    with pytest.raises(IdentityMismatch, match="corpus options"):
+    with pytest.raises(IdentityMismatch, match="corpus option groups differs"):
         everplex.plan(corpus, **options)

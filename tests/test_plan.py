@@ -273,8 +273,8 @@ def test_progress_ends_at_the_whole_corpus(tmp_path: Path, tiny_model: Path) -> 
 @pytest.mark.parametrize(("change", "field"), [
     ({"context": 32}, "context"),
     ({"chunk_tokens": 32}, "chunk_tokens"),
-    ({"text_field": "id"}, "corpus options"),
-    ({"limit_documents": 3}, "corpus options"),
+    ({"text_field": "id"}, "corpus option text_field"),
+    ({"limit_documents": 3}, "corpus option limit_documents"),
     ({"prefix_id": 257}, "prefix token"),
 ])  # fmt: skip
 def test_other_options_are_refused_by_name(
