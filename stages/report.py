@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from everplex.stages.derive import perplexity, published_perplexity
 from everplex.stages.records import Plan
-from everplex.stages.summary import DeviceRow, Numbers, Summary, WorkerRow
+from everplex.stages.summary import DeviceRow, Numbers, PositionRow, Summary, WorkerRow
 
 NUMBER_COLUMNS = ("perplexity", "95 % interval", "bits/byte", "word ppl", "nats/token", "tokens", "documents")
 NAME_WIDTH = 60
@@ -18,6 +18,7 @@ def text_report(summary: Summary) -> str:
         table(("", *NUMBER_COLUMNS), number_rows(summary)),
         _published(summary),
         _macro(summary),
+        _where_the_loss_is(summary),
         coverage_lines(summary),
         _workers(summary),
         _profile(summary),
@@ -92,6 +93,23 @@ def _published(summary: Summary) -> list[str]:
     found = {name: published_perplexity(numbers) for name, numbers in [("all", summary), *summary.groups.items()]}
     rows = [(shown_name(name), f"{value:.4f}") for name, value in found.items() if value is not None]
     return table(("by published weights", "perplexity"), rows) if rows else []
+
+
+def _where_the_loss_is(summary: Summary) -> list[str]:
+    """Return losses by position in the window and by length of document, in powers of two, side by side."""
+    columns = [{(row.start, row.end): row for row in rows} for rows in (summary.positions, summary.document_lengths)]
+    spans = sorted({span for column in columns for span in column})
+    cells = [(_span(*span), *(cell for column in columns for cell in _loss(column.get(span)))) for span in spans]
+    head = ("tokens", "nats/token at this position", "tokens there", "in documents so long", "tokens in them")
+    return table(head, cells) if cells else []
+
+
+def _span(start: int, end: int) -> str:
+    return f"{start:,}" if start == end else f"{start:,} - {end:,}"
+
+
+def _loss(row: PositionRow | None) -> tuple[str, str]:
+    return ("-", "-") if row is None else (_number(row.nll / row.tokens if row.tokens else None), f"{row.tokens:,}")
 
 
 def _macro(summary: Summary) -> list[str]:

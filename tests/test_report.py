@@ -36,6 +36,19 @@ def test_the_text_has_the_numbers_of_all_and_of_each_group() -> None:
     assert lines[start : start + 5] == ["all", "biology", "law/", "civil", "criminal"]
 
 
+def test_the_text_says_where_the_loss_is() -> None:
+    """Losses by position in the window and by length of document each add up to all tokens."""
+    summary = _summary()
+    lines = text_report(summary).splitlines()
+    start = next(index for index, line in enumerate(lines) if "at this position" in line)
+    rows = [line.replace(" - ", "-").split() for line in lines[start + 1 : lines.index("", start)]]
+    for column in (2, 4):
+        counts = [int(row[column].replace(",", "")) for row in rows if row[column] != "-"]
+        assert sum(counts) == summary.tokens
+    last = summary.positions[-1]
+    assert f"{last.nll / last.tokens:.4f}" in rows[len(summary.positions) - 1]
+
+
 def test_the_protocol_stands_beside_the_numbers() -> None:
     """The label of the protocol is in both reports."""
     summary = _summary()
