@@ -60,12 +60,13 @@ def main() -> None:
     if options.contender:
         contend(options)
         return
-    results = {case: measure(case, options) for case in options.cases or CASES}
+    results = {}
+    for case in options.cases or CASES:
+        results[case] = measure(case, options)
+        if not options.json:
+            show(case, results[case])
     if options.json:
         print(json.dumps(results, indent=2))
-    else:
-        for case, result in results.items():
-            show(case, result)
 
 
 def show(case: str, result: dict[str, Any]) -> None:
