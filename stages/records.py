@@ -4,6 +4,7 @@ Losses are in nats, sizes in tokens or bytes as the name says. Every JSON docume
 is refused, unknown fields are ignored.
 """
 
+from functools import cache
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -165,17 +166,25 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 def _chosen(value: msgspec.Struct) -> dict[str, Any]:
     """Return the fields that do not have their defaults, and of nested structs the same."""
     result: dict[str, Any] = {}
-    for field in msgspec.structs.fields(value):
-        given = getattr(value, field.name)
-        default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+    for name, default in _defaults(type(value)).items():
+        given = getattr(value, name)
         if given == default:
             continue
         if isinstance(given, msgspec.Struct):
             given = _chosen(given)
         elif isinstance(given, list) and given and isinstance(given[0], msgspec.Struct):
             given = [_chosen(item) for item in given]
-        result[field.name] = given
+        result[name] = given
     return result
+
+
+@cache
+def _defaults(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the default of every field, NODEFAULT where there is none."""
+    return {
+        field.name: field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+        for field in msgspec.structs.fields(kind)
+    }
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
