@@ -106,7 +106,7 @@ def _command(name: str, panels: set[str], *more: str) -> Callable[[Callable[[Set
         ]
         command.__doc__ = function.__doc__
         command.__annotations__ = annotations
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
         app.command(name)(command)
 
     return register

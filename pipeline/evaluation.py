@@ -7,14 +7,11 @@ import msgspec
 from everplex.opening import Identity, OpenRun, open_started
 from everplex.stages.audit import requests
 from everplex.stages.judge import Policy, judge
-from everplex.stages.layout import SUMMARY_KEY
 from everplex.stages.ledger import Ledger
 from everplex.stages.records import Run
 from everplex.stages.reuse import Reusable, reuse
 from everplex.stages.spool import upload_spool
-from everplex.stages.stored import compare_runs, load_chunk
-from everplex.storage.errors import ObjectNotFoundError
-from everplex.storage.store import Store
+from everplex.stages.stored import compare_runs, is_sealed, load_chunk
 from everplex.worker import Worker
 
 
@@ -42,15 +39,7 @@ def _more_is_asked_for(run: OpenRun, ledger: Ledger) -> bool:
     verdict = judge(len(run.plan.chunks), ledger.copies, policy)
     wanted = set(run.wanted)
     asked = any(request.chunk in wanted for request in requests(run.plan, ledger.copies, verdict, policy).wanted)
-    return asked and not _is_sealed(run.store)
-
-
-def _is_sealed(store: Store) -> bool:
-    try:
-        store.get(SUMMARY_KEY)
-    except ObjectNotFoundError:
-        return False
-    return True
+    return asked and not is_sealed(run.store)
 
 
 def take_over(run: OpenRun, identity: Run, ledger: Ledger) -> None:

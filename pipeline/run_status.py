@@ -13,11 +13,11 @@ from everplex.stages.copies import SENTINEL, Copies, Source
 from everplex.stages.derive import perplexity
 from everplex.stages.health import examine, with_speed
 from everplex.stages.judge import MISSING, judge
-from everplex.stages.layout import CHUNKS_PREFIX, SEGMENTS_PREFIX, SUMMARY_KEY
+from everplex.stages.layout import CHUNKS_PREFIX, SEGMENTS_PREFIX
 from everplex.stages.ledger import Ledger
 from everplex.stages.records import SCHEMA, ModelSpec, Plan, Run
 from everplex.stages.report import plan_facts
-from everplex.stages.stored import load_plan, load_run
+from everplex.stages.stored import is_sealed, load_plan, load_run
 from everplex.stages.summary import DeviceRow, WorkerRow
 from everplex.storage.errors import ObjectNotFoundError, UsageError
 from everplex.storage.store import Store
@@ -145,7 +145,7 @@ class StatusReader:
         return Status(
             out=self.store.url,
             state="complete" if complete else "started",
-            sealed=self._is_sealed(),
+            sealed=is_sealed(self.store),
             plan=plan_facts(plan),
             run=run.id(),
             model=run.model,
@@ -167,13 +167,6 @@ class StatusReader:
             workers=workers,
             devices=with_speed(examine(verdict, copies).devices, workers),
         )
-
-    def _is_sealed(self) -> bool:
-        try:
-            self.store.get(SUMMARY_KEY)
-        except ObjectNotFoundError:
-            return False
-        return True
 
     def _worker_rows(self, copies: Copies) -> list[WorkerStatus]:
         by_worker: dict[str, list[int]] = defaultdict(list)

@@ -132,6 +132,15 @@ def load_summary(store: Store) -> Summary:
     return summary
 
 
+def is_sealed(store: Store) -> bool:
+    """Whether there is a seal, whole or damaged."""
+    try:
+        store.get(SUMMARY_KEY)
+    except ObjectNotFoundError:
+        return False
+    return True
+
+
 def create_summary(store: Store, summary: Summary) -> None:
     """Create the seal, with the digest of all else that it says. Raises ObjectExistsError where there is another."""
     fields = msgspec.to_builtins(summary)
