@@ -302,11 +302,15 @@ def everplex(options: argparse.Namespace) -> Prepare:
         folder = tempfile.mkdtemp(dir=options.work)
         store, chunks = plan(options, texts, Path(folder))
 
+        def load(item: tuple[str, str]) -> tuple[Any, Any]:
+            chunk = load_chunk(store, *item)
+            return chunk, evaluator.prepare(chunk)
+
         def turn() -> tuple[float, int]:
             records = [
-                make_record(*item, chunk, evaluator.evaluate(chunk))
-                for item, chunk in prefetch(chunks, lambda item: load_chunk(store, *item), depth=2)
-                if not isinstance(chunk, Exception)
+                make_record(*item, found[0], evaluator.evaluate(*found))
+                for item, found in prefetch(chunks, load, depth=2)
+                if not isinstance(found, Exception)
             ]
             return math.fsum(record.nll or math.nan for record in records), sum(record.tokens for record in records)
 

@@ -8,15 +8,15 @@ from everplex.reading import open_merge, read_summary
 from everplex.stages.compare import (
     Comparison,
     Difference,
+    Side,
     Trials,
+    compare_sides,
     compare_summaries,
     compare_trials,
-    compare_units,
-    unit_sums,
+    read_side,
 )
 from everplex.stages.report import shown_name, table
 from everplex.stages.stored import compare_plans
-from everplex.stages.totals import Parts
 from everplex.storage.errors import IdentityMismatch, UsageError
 
 _HEAD = ("", "A", "B", "B - A", "95 % interval", "ratio", "95 % interval", "documents")
@@ -30,7 +30,7 @@ def compare(*outs: str, anyway: bool = False, store_option: Sequence[str] | None
     """
     _need_two(outs)
     first, *others = [open_merge(out, store_option) for out in outs]
-    units = cache(lambda: _units(first))
+    side = cache(lambda: _side(first))
     comparisons = []
     for out, other in zip(outs[1:], others, strict=True):
         try:
@@ -44,9 +44,7 @@ def compare(*outs: str, anyway: bool = False, store_option: Sequence[str] | None
             summaries = [read_summary(one, store_option=store_option) for one in (outs[0], out)]
             comparisons.append(compare_summaries(*summaries))
         else:
-            comparisons.append(
-                compare_units(first.plan, first.plan_store, (first.run, units()), (other.run, _units(other)))
-            )
+            comparisons.append(compare_sides(first.plan, first.plan_store, side(), _side(other)))
     return comparisons
 
 
@@ -99,16 +97,20 @@ def _need_two(outs: Sequence[str]) -> None:
         raise UsageError(f"expected two runs or more to compare, found {len(outs)}; give the --out of each")
 
 
-def _units(merge: Merge) -> Parts:
-    return unit_sums(merge.plan, merge.run, merge.store)
+def _side(merge: Merge) -> Side:
+    return read_side(merge.plan, merge.run, merge.store)
 
 
 def _warning(comparison: Comparison) -> list[str]:
-    if comparison.paired:
+    if not comparison.paired:
+        return ["the plans differ, so nothing is paired: what makes a text hard does not cancel, nor need tokens agree"]
+    if not comparison.conditions:
         return []
-    return [
-        "the plans differ, so nothing is paired: what makes a text hard does not cancel, and tokens may not be the same"
-    ]
+    found = "; ".join(
+        f"{name.replace('_', ' ')} {', '.join(a) or 'none'} and {', '.join(b) or 'none'}"
+        for name, (a, b) in comparison.conditions.items()
+    )
+    return [f"the runs were not computed alike, which is part of the difference: {found}"]
 
 
 def _cells(name: str, difference: Difference) -> tuple[str, ...]:

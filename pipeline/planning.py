@@ -94,7 +94,10 @@ def plan_into(settings: Settings, store: Store, stop: Stop, progress: Progress) 
     from everplex.stages.plan import PlanProgress, make_plan
 
     def show(state: PlanProgress) -> None:
-        progress.show(f"planning: {state.documents:,} documents, {state.chunks:,} chunks, {state.tokens:,} tokens")
+        kept = f" ({state.kept:,} of them before)" if state.kept else ""
+        progress.show(
+            f"planning: {state.documents:,} documents{kept}, {state.chunks:,} chunks, {state.tokens:,} tokens"
+        )
 
     return make_plan(plan_options(settings), store, progress=show, stop=lambda: bool(stop))
 

@@ -1,5 +1,6 @@
 """Every option of everplex, once: the fields are the options of the command line, of the TOML file and of Python."""
 
+import csv
 import difflib
 import tomllib
 from collections.abc import Sequence
@@ -41,7 +42,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     text_field: Annotated[str, _option(CORPUS, "Field that holds a document's text.")] = "text"
     id_field: Annotated[str | None, _option(CORPUS, "Field that holds a document's id [default: its position].")] = None
     group_by: Annotated[str | None, _option(CORPUS, "Field whose value is a document's group.")] = None
-    groups: Annotated[str | None, _option(CORPUS, "Evaluate these groups only, comma-separated.")] = None
+    groups: Annotated[str | None, _option(CORPUS, 'Evaluate these groups only: a,b or "a, with a comma",b.')] = None
     format: Annotated[Format, _option(CORPUS, "How to read the files; auto goes by their names.")] = "auto"
     text_documents: Annotated[TextDocuments, _option(CORPUS, "What a document is in plain text.")] = "file"
     content: Annotated[Content, _option(CORPUS, "What a document is: text, a chat, a prompt and completion.")] = "text"
@@ -116,7 +117,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Return the groups that `--groups` names; None for all. Raises UsageError where it names none."""
         if self.groups is None:
             return None
-        names = [name for name in self.groups.split(",") if name]
+        names = [name for row in csv.reader([self.groups]) for name in row if name]
         if not names:
             raise UsageError(f"--groups: expected names separated by commas, found {self.groups!r}")
         return names

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from everplex.loading import load_evaluator
 from everplex.opening import Identity, OpenRun
@@ -29,8 +29,10 @@ from everplex.stages.write import Outcome, Receipt, Writer, WriterThread
 from everplex.storage.errors import CorruptObjectError, IncompleteError, IntegrityError, StoreError
 
 if TYPE_CHECKING:
-    from everplex.stages.evaluate import Evaluator
+    from everplex.stages.evaluate import Evaluator, Prepared
     from everplex.stages.model import LoadedModel
+
+T = TypeVar("T")
 
 LOOKAHEAD = 2
 """Chunks that are held ahead of their evaluation."""
@@ -145,22 +147,26 @@ class Worker:
         """Evaluate what the loading thread brings."""
         from everplex.stages.loader import prefetch
 
-        with closing(prefetch(self._takes(), self._fetch, depth=LOOKAHEAD)) as held:
+        def fetch(take: Take) -> "tuple[Chunk, Prepared | None]":
+            chunk = self._fetch(take)
+            return chunk, evaluator.prepare(chunk)
+
+        with closing(prefetch(self._takes(), fetch, depth=LOOKAHEAD)) as held:
             while (item := self._next(held)) is not None:
-                take, chunk = item
+                take, found = item
                 if self._run.stop:
                     return
                 if not self._is_wanted(take):
                     continue
-                if isinstance(chunk, CorruptObjectError):
-                    self._set_aside(take, chunk)
+                if isinstance(found, CorruptObjectError):
+                    self._set_aside(take, found)
                     continue
-                if isinstance(chunk, Exception):
-                    raise chunk
+                if isinstance(found, Exception):
+                    raise found
                 try:
                     if self.evaluated % SENTINELS_EVERY == 0:
                         self._evaluate_sentinels(evaluator, writer)
-                    record = self._evaluate(evaluator, take, chunk)
+                    record = self._evaluate(evaluator, take, *found)
                 except IncompleteError:  # asked to stop: the batch in flight is dropped
                     return
                 with self._watch("write"):
@@ -171,7 +177,7 @@ class Worker:
                 self.evaluated += 1
                 self._progress.evaluated(take.chunk, record.nll)
 
-    def _next(self, held: Iterator[tuple[Take, Chunk | Exception]]) -> tuple[Take, Chunk | Exception] | None:
+    def _next(self, held: Iterator[T]) -> T | None:
         with self._watch("idle"):
             return next(held, None)
 
@@ -193,8 +199,8 @@ class Worker:
             self._schedule.aside([Receipt(take.chunk, take.kind)])
             self._changed.notify_all()
 
-    def _evaluate(self, evaluator: "Evaluator", take: Take, chunk: Chunk) -> Record:
-        losses = evaluator.evaluate(chunk, stop=lambda: bool(self._run.stop))
+    def _evaluate(self, evaluator: "Evaluator", take: Take, chunk: Chunk, prepared: "Prepared | None" = None) -> Record:
+        losses = evaluator.evaluate(chunk, prepared, stop=lambda: bool(self._run.stop))
         content, rank = self._contents[take.chunk], self._run.rank.rank
         with self._watch("tally"):
             return make_record(take.chunk, content, chunk, losses, kind=take.kind, rank=rank)

@@ -74,6 +74,20 @@ class Bundler:
 
     def take(self) -> Bundle | None:
         """Return the chunk of the rows that were collected, if any, and begin another."""
+        bundle = self.waiting()
+        self._clear()
+        return bundle
+
+    def restore(self, bundle: Bundle) -> None:
+        """Collect the rows of a bundle that waited, at the beginning."""
+        weights = bundle.chunk.row_weights_R
+        for index, row in enumerate(bundle.chunk.rows()):
+            weight = None if weights is None else float(weights[index])
+            self.add(WindowRow(row.tokens, row.scored, weight), row.document)
+        self.count(bundle.counts)
+
+    def waiting(self) -> Bundle | None:
+        """Return the rows that were collected, if any, as a chunk."""
         if not self._rows:
             return None
         weights = [row.weight for row in self._rows if row.weight is not None]
@@ -84,9 +98,7 @@ class Bundler:
             row_documents_R=np.array(self._units, dtype=np.int64),
             row_weights_R=np.array(weights, dtype=np.float64) if weights else None,
         )
-        bundle = Bundle(chunk, sum(self._counts, Counts()))
-        self._clear()
-        return bundle
+        return Bundle(chunk, sum(self._counts, Counts()))
 
     def _clear(self) -> None:
         self._rows: list[WindowRow] = []

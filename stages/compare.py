@@ -6,7 +6,8 @@ is much smaller than that of either number, and why runs of different plans are 
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,13 +17,25 @@ from everplex.stages.coverage import read_table
 from everplex.stages.derive import Z_95, exp
 from everplex.stages.judge import MISSING, Policy, judge
 from everplex.stages.ledger import Ledger
-from everplex.stages.records import Plan, Run
+from everplex.stages.records import Environment, Plan, Run
 from everplex.stages.summary import Numbers, Summary
 from everplex.stages.totals import Parts, concatenate, document_parts, join, read_copies
 from everplex.storage.errors import IncompleteError, UsageError
 from everplex.storage.store import Store
 
 NUM_MOVERS = 10
+_CONDITIONS = (
+    "torch", "transformers", "device_type", "device_name", "driver", "dtype", "attention", "compile",
+)  # fmt: skip
+"""What of an environment moves a loss by more than the order of additions does."""
+
+
+class Side(NamedTuple):
+    """One of the runs that are compared: what every document lost, and what computed it."""
+
+    run: Run
+    parts: Parts
+    environments: frozenset[Environment]
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +81,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     groups: dict[str, Difference]
     movers: list[Mover] = []
     """Largest changes first."""
+    conditions: dict[str, tuple[list[str], list[str]]] = {}
+    """What the environments of A and of B have not in common: its part of the difference cannot be told apart."""
 
 
 class Trials(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +100,7 @@ class Trials(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it explains the largest difference."""
 
 
-def unit_sums(plan: Plan, run: Run, store: Store, *, policy: Policy | None = None) -> Parts:
+def read_side(plan: Plan, run: Run, store: Store, *, policy: Policy | None = None) -> Side:
     """Read the loss and tokens of every document of a complete run. Raises IncompleteError where chunks are missing."""
     ledger = Ledger(store, plan, run.id())
     ledger.refresh()
@@ -96,19 +111,16 @@ def unit_sums(plan: Plan, run: Run, store: Store, *, policy: Policy | None = Non
             f"{store.url}: {missing} of {len(plan.chunks)} chunks do not count; finish this run first"
         )
     group = plan.chunks.group
-    return join(
-        concatenate(
-            [
-                document_parts([group[chunk] for chunk in chunks], records)
-                for _, chunks, records in read_copies(ledger, winners)
-            ]
-        )
-    )
+    parts, environments = [], set()
+    for source, chunks, records in read_copies(ledger, winners):
+        parts.append(document_parts([group[chunk] for chunk in chunks], records))
+        environments.add(source.environment)
+    return Side(run, join(concatenate(parts)), frozenset(environments))
 
 
-def compare_units(plan: Plan, plan_store: Store, a: tuple[Run, Parts], b: tuple[Run, Parts]) -> Comparison:
-    """Compare two runs of one plan, given the sums of their documents."""
-    (run_a, parts_a), (run_b, parts_b) = a, b
+def compare_sides(plan: Plan, plan_store: Store, a: Side, b: Side) -> Comparison:
+    """Compare two runs of one plan, document by document."""
+    parts_a, parts_b = a.parts, b.parts
     change = parts_b.nll_D - parts_a.nll_D
     groups = {
         plan.groups[group].name: _paired(parts_a.take(mine), parts_b.take(mine))
@@ -127,13 +139,23 @@ def compare_units(plan: Plan, plan_store: Store, a: tuple[Run, Parts], b: tuple[
         if change[at]
     ]
     return Comparison(
-        a=run_a.model.name,
-        b=run_b.model.name,
+        a=a.run.model.name,
+        b=b.run.model.name,
         paired=True,
         total=_paired(parts_a, parts_b),
         groups=groups,
         movers=movers,
+        conditions=_other_conditions(a.environments, b.environments),
     )
+
+
+def _other_conditions(a: Iterable[Environment], b: Iterable[Environment]) -> dict[str, tuple[list[str], list[str]]]:
+    found = {}
+    for name in _CONDITIONS:
+        values = [sorted({str(getattr(environment, name)) for environment in side}) for side in (a, b)]
+        if values[0] != values[1]:
+            found[name] = (values[0], values[1])
+    return found
 
 
 def compare_summaries(a: Summary, b: Summary) -> Comparison:
@@ -151,7 +173,7 @@ def compare_summaries(a: Summary, b: Summary) -> Comparison:
 def compare_trials(summaries: Sequence[Summary], rounding: float | None = None) -> Trials:
     """Say how far repeated runs are apart and whether rounding, in nats per token, explains it.
 
-    Raises UsageError for fewer than two runs, for incomplete ones and for those of several plans.
+    Raises UsageError for fewer than two runs, for incomplete ones and for those of several plans, models or dtypes.
     """
     if len(summaries) < 2:
         raise UsageError(f"expected two runs or more to compare as trials, found {len(summaries)}")
@@ -159,6 +181,12 @@ def compare_trials(summaries: Sequence[Summary], rounding: float | None = None) 
     for other in summaries:
         if other.plan != first.plan or not other.complete or not other.tokens:
             raise UsageError(f"trials are complete runs of one plan that scored something; run {other.run} is not")
+        if (other.model.digest, other.dtype) != (first.model.digest, first.dtype):
+            raise UsageError(
+                "trials are runs of one model: "
+                f"expected {first.model.name} ({first.model.digest[:16]}) in {first.dtype}, "
+                f"found {other.model.name} ({other.model.digest[:16]}) in {other.dtype}; compare them without --trials"
+            )
     means = [summary.nll / summary.tokens for summary in summaries]
     largest = max(means) - min(means)
     allowed = Policy().floor if rounding is None else rounding

@@ -15,6 +15,8 @@ from everplex.storage.inputs import InputStat, InputStream, digest_input, expand
 
 __all__ = ["Corpus", "current_spec"]
 
+_SHOWN_GROUPS = 10
+
 
 class Corpus:
     """Files that are read in order; `spec()` is complete when `documents()` has ended."""
@@ -51,8 +53,10 @@ class Corpus:
             yield from self._chosen()
         missing = set(options.groups or ()) - self._groups
         if missing:
+            some = ", ".join(map(repr, sorted(self._groups)[:_SHOWN_GROUPS]))
             raise UsageError(
-                f"no document that was read is in the group {min(missing)!r}; check --groups and --group-by"
+                f"--groups: no document that was read is in the group {min(missing)!r}, of {len(self._groups)} groups "
+                f"({some}{', …' if len(self._groups) > _SHOWN_GROUPS else ''}); check --groups and --group-by"
             )
 
     def spec(self) -> CorpusSpec:
@@ -67,8 +71,8 @@ class Corpus:
         for index, url in enumerate(self._stats):
             with InputStream(url) as self._stream:
                 for document in self._read(self._stream, index):
+                    self._groups.add(document.group)
                     if wanted is None or document.group in wanted:
-                        self._groups.add(document.group)
                         yield document
                         num_documents += 1
                         if num_documents == limit:

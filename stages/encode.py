@@ -22,8 +22,8 @@ from everplex.storage.errors import UsageError
 
 __all__ = ["Encoded", "Encoder", "count_text"]
 
-
 _EMPTY = np.zeros(0, dtype=np.int32)
+_COUNT_CHARACTERS = 1 << 20
 
 
 class Encoded(NamedTuple):
@@ -37,9 +37,14 @@ class Encoded(NamedTuple):
 
 def count_text(text: str) -> Counts:
     r"""Denominators of one document; its words are the pieces of `re.split(r"\s+", text)`, as lm-eval counts them."""
-    words = len(text.split())  # splits at the same characters but gives no empty piece at an end
+    num_bytes = num_words = 0
+    for start in range(0, len(text), _COUNT_CHARACTERS):  # the words of a long text are many objects
+        part = text[start : start + _COUNT_CHARACTERS]
+        num_bytes += len(part.encode())
+        num_words += len(part.split())  # splits at the same characters but gives no empty piece at an end
+        num_words -= start > 0 and not (text[start - 1].isspace() or part[0].isspace())  # one word on either side
     edges = text[:1].isspace() + text[-1:].isspace()
-    return Counts(documents=1, bytes=len(text.encode()), characters=len(text), words=words + edges or 1)
+    return Counts(documents=1, bytes=num_bytes, characters=len(text), words=num_words + edges or 1)
 
 
 class Encoder:
@@ -82,15 +87,13 @@ class Encoder:
     def encode_texts(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Token ids of whole texts, with the special tokens of the protocol's policy."""
         tokenizer, parse_special = self._tokenizer, self.protocol.parse_special
-        match self.protocol.special_tokens:
-            case "default":
-                batch = tokenizer.encode_by_default(texts)
-            case "bos":
-                bos = [tokenizer.bos_id] if tokenizer.bos_id is not None and tokenizer.adds_bos else []
-                batch = [bos + ids for ids in tokenizer.encode_batch(texts, parse_special=parse_special)]
-            case "none":
-                batch = tokenizer.encode_batch(texts, parse_special=parse_special)
-        return [np.array(ids, dtype=np.int32) for ids in batch]
+        if self.protocol.special_tokens == "default":
+            return tokenizer.encode_by_default(texts)
+        batch = tokenizer.encode_batch(texts, parse_special=parse_special)
+        if self.protocol.special_tokens == "bos" and tokenizer.bos_id is not None and tokenizer.adds_bos:
+            bos = np.array([tokenizer.bos_id], dtype=np.int32)
+            return [np.concatenate((bos, ids)) for ids in batch]
+        return batch
 
     def _texts(self, texts: Sequence[str]) -> Iterator[Encoded]:
         if self.protocol.join == "text":

@@ -7,13 +7,13 @@ output projection have a constant size.
 
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from everplex.stages.batches import HostBatch, make_batches
+from everplex.stages.batches import make_batches
 from everplex.stages.chunk import Chunk
 from everplex.stages.model import LoadedModel
 from everplex.stages.score import Batch, Scorer, losses
@@ -25,6 +25,16 @@ PROCESSOR_BATCH_TOKENS = 2048
 """What `auto` is on a processor, where larger batches are no faster and memory refuses nothing until it is too late."""
 LARGEST_BATCH_TOKENS = 1 << 16
 """Where `auto` stops on an accelerator: larger batches are no faster."""
+
+
+class Prepared(NamedTuple):
+    """The batches of a chunk on the host, in memory that the device copies from without waiting where it can."""
+
+    batch_tokens: int
+    batches: list[Batch]
+    order_S: NDArray[np.int64]
+    """Which of the chunk's scored targets the batches' targets are, one after another."""
+    shapes: list[tuple[int, int]]
 
 
 class Evaluator:
@@ -42,6 +52,7 @@ class Evaluator:
             raise UsageError(f"--batch-tokens {batch_tokens}: expected a number above 0, or auto")
         self._device = loaded.device
         self._watch = Stopwatch(running=profile, synchronize=self._synchronize)
+        self._ahead = Stopwatch(running=profile)  # in the loading thread
         self._scorer = Scorer(loaded, self._watch)
         on_processor = loaded.device.type == "cpu"
         self._overhead_tokens = 16 if on_processor else 64
@@ -53,36 +64,59 @@ class Evaluator:
     @property
     def seconds(self) -> dict[str, float]:
         """Seconds per step so far: batching, h2d, forward, projection, reduction, d2h; empty without a profile."""
-        return dict(self._watch.seconds)
+        return self._ahead.seconds | self._watch.seconds
+
+    def prepare(self, chunk: Chunk) -> Prepared | None:
+        """Return the batches of a chunk, made in another thread while this one evaluates; None before `auto` is known.
+
+        What memory refuses later makes them anew.
+        """
+        return None if self._batch_tokens == "auto" else self._prepare(chunk, self._batch_tokens)
 
     @torch.inference_mode()
-    def evaluate(self, chunk: Chunk, *, stop: Callable[[], bool] = lambda: False) -> Losses:
-        """Return the losses of a chunk.
+    def evaluate(
+        self, chunk: Chunk, prepared: Prepared | None = None, *, stop: Callable[[], bool] = lambda: False
+    ) -> Losses:
+        """Return the losses of a chunk, whose batches may have been `prepared`.
 
         Raises UsageError where memory holds not even one of its windows, and IncompleteError when `stop`, which is
         asked before each batch, says so.
         """
         start = time.perf_counter()
         batch_tokens = self._find_batch_tokens(chunk) if self._batch_tokens == "auto" else self._batch_tokens
-        while (found := self._attempt(chunk, batch_tokens, stop)) is None:
-            batch_tokens = self._back_off(chunk, batch_tokens)
-        self._batch_tokens = batch_tokens
-        nll_S, batch_shape = found
-        return Losses(nll_S, batch_shape, batch_tokens, time.perf_counter() - start)
+        if prepared is None or prepared.batch_tokens != batch_tokens:
+            prepared = self._prepare(chunk, batch_tokens)
+        while (nll_S := self._attempt(chunk, prepared, stop)) is None:
+            prepared = self._prepare(chunk, self._back_off(chunk, prepared.batch_tokens))
+        self._batch_tokens = prepared.batch_tokens
+        return Losses(nll_S, prepared.shapes, prepared.batch_tokens, time.perf_counter() - start)
 
-    def _attempt(
-        self, chunk: Chunk, batch_tokens: int, stop: Callable[[], bool]
-    ) -> tuple[NDArray[np.float64], list[tuple[int, int]]] | None:
+    def _prepare(self, chunk: Chunk, batch_tokens: int) -> Prepared:
+        with self._ahead("batching"):
+            found = list(make_batches(chunk, batch_tokens, self._overhead_tokens))
+            return Prepared(
+                batch_tokens,
+                [
+                    Batch(
+                        self._on_host(batch.ids_BT),
+                        None if batch.mask_BT is None else self._on_host(batch.mask_BT),
+                        self._on_host(batch.positions_S),
+                        self._on_host(batch.targets_S),
+                    )
+                    for batch in found
+                ],
+                np.concatenate([np.zeros(0, dtype=np.int64), *(batch.order_S for batch in found)]),
+                [batch.ids_BT.shape for batch in found],
+            )
+
+    def _attempt(self, chunk: Chunk, prepared: Prepared, stop: Callable[[], bool]) -> NDArray[np.float64] | None:
         """Evaluate a chunk; None where memory refused."""
-        with self._watch("batching"):
-            batches = list(make_batches(chunk, batch_tokens, self._overhead_tokens))
         nll_S = np.empty(chunk.num_scored)
-        shapes: list[tuple[int, int]] = [batch.ids_BT.shape for batch in batches]
-        if not batches:
-            return nll_S, shapes
+        if not prepared.batches:
+            return nll_S
         self._scorer.reset()  # of what an attempt that was cut short had added
         try:
-            for batch in batches:
+            for batch in prepared.batches:
                 if stop():
                     raise IncompleteError("stopped in the middle of a chunk")
                 self._scorer.add(self._to_device(batch))
@@ -93,22 +127,21 @@ class Evaluator:
             if not is_out_of_memory(error):
                 raise
             return None
-        nll_S[np.concatenate([batch.order_S for batch in batches])] = losses(host_3S)
-        return nll_S, shapes
+        nll_S[prepared.order_S] = losses(host_3S)
+        return nll_S
 
-    def _to_device(self, batch: HostBatch) -> Batch:
+    def _on_host(self, array: NDArray[np.int64]) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor.pin_memory() if self._device.type == "cuda" else tensor
+
+    def _to_device(self, batch: Batch) -> Batch:
         with self._watch("h2d"):
             return Batch(
-                *(None if array is None else self._tensor(array) for array in batch[:-1]),  # type: ignore[arg-type]
+                batch.ids_BT.to(self._device, non_blocking=True),
+                None if batch.mask_BT is None else batch.mask_BT.to(self._device, non_blocking=True),
+                batch.positions_S.to(self._device, non_blocking=True),
+                batch.targets_S.to(self._device, non_blocking=True),
             )
-
-    def _tensor(self, array: NDArray[np.int64]) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        return (
-            tensor.pin_memory().to(self._device, non_blocking=True)
-            if self._device.type == "cuda"
-            else tensor.to(self._device)
-        )
 
     def _back_off(self, chunk: Chunk, batch_tokens: int) -> int:
         """Halve the batches after memory refused."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from everplex.stages.arrays import blocks
 from everplex.stages.bundle import Bundle, Bundler, WindowRow, cut_row, make_row
-from everplex.stages.chunk import encode_chunk
+from everplex.stages.chunk import decode_chunk, encode_chunk
 from everplex.stages.cuts import Window, cut_packed
 from everplex.stages.documents import Document
 from everplex.stages.encode import Encoded, Encoder
@@ -22,7 +22,7 @@ from everplex.stages.records import Counts, DocumentRow, GroupSpec
 from everplex.storage.codec import compress, sha256_hex
 from everplex.storage.errors import UsageError
 
-__all__ = ["TABLE_DOCUMENTS", "ChunkRow", "GroupPlan", "Output", "make_group"]
+__all__ = ["TABLE_DOCUMENTS", "ChunkRow", "GroupPlan", "GroupState", "Output", "make_group", "restore_group"]
 
 TABLE_DOCUMENTS = 10_000
 
@@ -42,6 +42,40 @@ class ChunkRow(NamedTuple):
     input_tokens: int
     tokens: int
     counts: Counts
+
+
+class WaitingRows(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows that fill no chunk as yet, as the chunk that they would make."""
+
+    content: str
+    chunk: bytes
+    counts: Counts
+
+
+class WaitingStream(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a stream of tokens that fills no row as yet."""
+
+    tokens: bytes
+    scored: bytes
+    """One byte a token."""
+    begun: list[tuple[int, Counts]]
+    num_windows: int
+
+
+class GroupState(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the plan of a group needs to go on after its first `documents` documents."""
+
+    name: str
+    documents: int
+    windowless: Counts
+    chunks: list[ChunkRow]
+    tables: list[str]
+    table: bytes
+    """Lines of the document table that is not full as yet."""
+    rows: WaitingRows | None
+    offset: int = 0
+    """Tokens of a packed stream so far."""
+    stream: WaitingStream | None = None
 
 
 class GroupPlan(ABC):
@@ -81,6 +115,33 @@ class GroupPlan(ABC):
             document_tables=self._tables,
         )
 
+    def state(self) -> GroupState | None:
+        """Return what `restore_group` needs to go on from here; None where nothing is done before the last document."""
+        waiting = self._bundler.waiting()
+        return GroupState(
+            name=self._name,
+            documents=self._num_documents,
+            windowless=self._windowless,
+            chunks=self.chunks,
+            tables=self._tables,
+            table=b"".join(self._table),
+            rows=None
+            if waiting is None
+            else WaitingRows(content=waiting.chunk.content(), chunk=encode_chunk(waiting.chunk), counts=waiting.counts),
+        )
+
+    def restore(self, state: GroupState) -> None:
+        """Go on from a state of the same group. Raises CorruptObjectError where its rows are damaged."""
+        self.chunks = list(state.chunks)
+        self.num_tokens = sum(row.tokens for row in state.chunks)
+        self._num_documents = state.documents
+        self._windowless = state.windowless
+        self._tables = list(state.tables)
+        self._table = state.table.splitlines(keepends=True)
+        if state.rows is not None:
+            chunk = decode_chunk(state.rows.chunk, f"state of group {self._name!r}", state.rows.content)
+            self._bundler.restore(Bundle(chunk, state.rows.counts))
+
     def _chunk(self, bundle: Bundle | None) -> Iterator[Output]:
         if bundle is None:
             return
@@ -113,6 +174,16 @@ class _DocumentGroup(GroupPlan):
     """Every document is cut by itself and is the sampling unit; in a packed stream it is cut where the stream is."""
 
     _offset = 0
+
+    def state(self) -> GroupState | None:
+        """Return what is there so far, with the length of a packed stream."""
+        state = super().state()
+        return state and msgspec.structs.replace(state, offset=self._offset)
+
+    def restore(self, state: GroupState) -> None:
+        """Go on from a state."""
+        super().restore(state)
+        self._offset = state.offset
 
     def add(self, document: Document, encoded: Encoded) -> Iterator[Output]:
         num_scored = 0
@@ -172,6 +243,27 @@ class _PackedGroup(GroupPlan):
         self._windowless += sum((counts for _, counts in self._begun), Counts())
         yield from super().finish()
 
+    def state(self) -> GroupState | None:
+        """Return what is there so far, with the end of the stream."""
+        state = super().state()
+        stream = WaitingStream(
+            tokens=np.concatenate(self._tokens).astype("<i4").tobytes(),
+            scored=np.concatenate(self._scored).tobytes(),
+            begun=list(self._begun),
+            num_windows=self._num_windows,
+        )
+        return state and msgspec.structs.replace(state, stream=stream)
+
+    def restore(self, state: GroupState) -> None:
+        """Go on from a state."""
+        super().restore(state)
+        if state.stream is not None:
+            self._tokens = [np.frombuffer(state.stream.tokens, dtype="<i4").astype(np.int32)]
+            self._scored = [np.frombuffer(state.stream.scored, dtype=np.bool_)]
+            self._num_waiting = len(self._tokens[0])
+            self._begun = deque(state.stream.begun)
+            self._num_windows = state.stream.num_windows
+
     def _extend(self, tokens: NDArray[np.int32], scored: NDArray[np.bool_]) -> None:
         self._tokens.append(tokens)
         self._scored.append(scored)
@@ -220,6 +312,9 @@ class _TextGroup(GroupPlan):
         self._counts += encoded.counts
         yield from ()
 
+    def state(self) -> None:
+        """Return nothing: the text is tokenised at the end."""
+
     def finish(self) -> Iterator[Output]:
         """Tokenise and cut the whole text; its denominators go with its last chunk, if it has one."""
         tokens_N = self._tokenize()
@@ -256,3 +351,10 @@ def make_group(name: str, options: PlanOptions, encoder: Encoder) -> GroupPlan:
     if encoder.protocol.spec.unit == "window":
         return _PackedGroup(name, options, encoder)
     return _DocumentGroup(name, options, encoder)
+
+
+def restore_group(state: GroupState, options: PlanOptions, encoder: Encoder) -> GroupPlan:
+    """Return the plan of a group as it was when its state was taken."""
+    group = make_group(state.name, options, encoder)
+    group.restore(state)
+    return group

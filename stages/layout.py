@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 RUN_KEY = "run.json"
 PLAN_KEY = "plan/plan.json.zst"
+PLAN_STATE_KEY = "plan/state.json.zst"
 SUMMARY_KEY = "summary.json"
 REPORT_KEY = "report.html"
 CHUNKS_PREFIX = "plan/chunks/"

@@ -34,12 +34,11 @@ def scored_of_chats(
     rendered = [_render_spans(chat, place, tokenizer, loss_on) for chat, place in chats]
     batch = tokenizer.encode_with_starts([text for text, _ in rendered])
     encoded = []
-    for (ids, starts), (_, spans) in zip(batch, rendered, strict=True):
-        tokens_N, starts_N = np.array(ids, dtype=np.int32), np.array(starts, dtype=np.int64)
-        scored_N = np.zeros(len(ids), dtype=np.bool_)
+    for (tokens_N, starts_N), (_, spans) in zip(batch, rendered, strict=True):
+        scored_N = np.zeros(len(tokens_N), dtype=np.bool_)
         for start, stop in spans:
             scored_N |= (starts_N >= start) & (starts_N < stop)
-        skip = 1 if ids[:1] == [prefix_id] else 0
+        skip = 1 if tokens_N[:1].tolist() == [prefix_id] else 0
         encoded.append((tokens_N[skip:], scored_N[skip:]))
     return encoded
 

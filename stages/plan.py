@@ -3,9 +3,11 @@
 The chunk objects and document tables are created as they become full, the plan last: a plan that is there is whole.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from typing import NamedTuple, Self
 
 import msgspec
@@ -14,8 +16,9 @@ from everplex.stages.arrays import FileTokens
 from everplex.stages.corpus import Corpus, current_spec
 from everplex.stages.documents import Document
 from everplex.stages.encode import Encoder
-from everplex.stages.grouping import ChunkRow, GroupPlan, Output, make_group
+from everplex.stages.grouping import ChunkRow, GroupPlan, Output, make_group, restore_group
 from everplex.stages.plan_options import PlanOptions, check_options
+from everplex.stages.plan_state import DigestedDocuments, load_state, planning_identity, save_state
 from everplex.stages.records import ChunkTable, Plan
 from everplex.stages.stored import compare_plans, save_plan
 from everplex.storage.errors import IncompleteError, ObjectExistsError, UsageError
@@ -26,12 +29,15 @@ __all__ = ["PlanOptions", "PlanProgress", "check_plan", "make_plan"]
 _BATCH_DOCUMENTS = 1024
 _BATCH_CHARACTERS = 1 << 20
 _UPLOADS = 4
+STATE_SECONDS = 30.0
 
 
 class PlanProgress(NamedTuple):
     """How far planning is."""
 
     documents: int
+    kept: int
+    """Documents, of those, that an interrupted planner had planned."""
     tokens: int
     """Scored tokens."""
     chunks: int
@@ -45,8 +51,12 @@ def make_plan(
     *,
     progress: Callable[[PlanProgress], None] | None = None,
     stop: Callable[[], bool] | None = None,
+    state_seconds: float = STATE_SECONDS,
 ) -> Plan:
     """Read the corpus, create every chunk object and document table, and then the plan; returns the stored plan.
+
+    Every `state_seconds`, and when `stop` says so, what is planned so far is saved for the planner that comes after an
+    interruption: it reads those documents again, and tokenises the others alone.
 
     Raises UsageError for what cannot be read or planned, IdentityMismatch where the store has the plan of something
     else, and IncompleteError when `stop` says so; none of them leaves a plan behind.
@@ -54,7 +64,9 @@ def make_plan(
     encoder = _encoder(options)
     corpus = Corpus(options)
     with _Uploads(store) as uploads:
-        groups = _plan_groups(options, encoder, corpus, uploads, progress=progress, stop=stop)
+        planner = _Planner(options, store, encoder, corpus, uploads)
+        planner.run(progress or (lambda _: None), stop or (lambda: False), state_seconds)
+    groups = list(planner.groups.values())
     plan = Plan(
         protocol=encoder.protocol.spec,
         corpus=corpus.spec(),
@@ -72,33 +84,80 @@ def make_plan(
     return save_plan(store, plan)
 
 
-def _plan_groups(
-    options: PlanOptions,
-    encoder: Encoder,
-    corpus: Corpus,
-    uploads: "_Uploads",
-    *,
-    progress: Callable[[PlanProgress], None] | None,
-    stop: Callable[[], bool] | None,
-) -> list[GroupPlan]:
-    """Stream the corpus through the plans of its groups, in order of appearance, and their objects to the store."""
-    groups: dict[str, GroupPlan] = {}
-    num_documents = 0
-    for batch in _batches(corpus.documents()):
-        if stop is not None and stop():
-            raise IncompleteError(f"planning stopped after {num_documents} documents; run the same command again")
-        for document, encoded in zip(batch, encoder.encode(batch), strict=True):
-            if document.group not in groups:
-                groups[document.group] = make_group(document.group, options, encoder)
-            for output in groups[document.group].add(document, encoded):
-                uploads.submit(output)
-        num_documents += len(batch)
-        if progress is not None:
-            progress(_progress(num_documents, groups.values(), corpus))
-    for group in groups.values():
-        for output in group.finish():
-            uploads.submit(output)
-    return list(groups.values())
+class _Planner:
+    """Streams the corpus through the plans of its groups, in order of appearance, and their objects to the store."""
+
+    def __init__(
+        self, options: PlanOptions, store: Store, encoder: Encoder, corpus: Corpus, uploads: "_Uploads"
+    ) -> None:
+        self.groups: dict[str, GroupPlan] = {}
+        self._options = options
+        self._store = store
+        self._encoder = encoder
+        self._corpus = corpus
+        self._uploads = uploads
+        self._identity = planning_identity(options, encoder)
+        self._documents = DigestedDocuments(corpus.documents())
+        self._num_kept = 0
+
+    def run(self, progress: Callable[[PlanProgress], None], stop: Callable[[], bool], state_seconds: float) -> None:
+        """Plan the whole corpus. Raises IncompleteError when `stop` says so."""
+        self._resume(stop)
+        saved = time.monotonic()
+        for batch in _batches(self._documents):
+            self._add(batch)
+            progress(self._progress())
+            if stop():
+                self._save()
+                raise IncompleteError(
+                    f"planning stopped after {self._documents.count} documents; run the same command again"
+                )
+            if time.monotonic() - saved >= state_seconds:
+                self._save()
+                saved = time.monotonic()
+        for group in self.groups.values():
+            for output in group.finish():
+                self._uploads.submit(output)
+        progress(self._progress())
+
+    def _resume(self, stop: Callable[[], bool]) -> None:
+        """Take over the state of an interrupted planner if the corpus begins with the documents that it planned."""
+        state = load_state(self._store, self._identity)
+        if state is None:
+            return
+        for _ in islice(self._documents, state.documents):
+            if stop():
+                raise IncompleteError("planning stopped before it had read what is planned; run the same command again")
+        if (self._documents.count, self._documents.digest()) == (state.documents, state.digest):
+            self.groups = {group.name: restore_group(group, self._options, self._encoder) for group in state.groups}
+            self._num_kept = state.documents
+        else:
+            self._documents = DigestedDocuments(self._corpus.documents())
+
+    def _add(self, batch: list[Document]) -> None:
+        for document, encoded in zip(batch, self._encoder.encode(batch), strict=True):
+            if document.group not in self.groups:
+                self.groups[document.group] = make_group(document.group, self._options, self._encoder)
+            for output in self.groups[document.group].add(document, encoded):
+                self._uploads.submit(output)
+
+    def _save(self) -> None:
+        states = [group.state() for group in self.groups.values()]
+        whole = [state for state in states if state is not None]
+        if len(whole) == len(states):
+            self._uploads.wait()
+            save_state(self._store, self._identity, self._documents, whole)
+
+    def _progress(self) -> PlanProgress:
+        groups = self.groups.values()
+        return PlanProgress(
+            documents=self._documents.count,
+            kept=self._num_kept,
+            tokens=sum(group.num_tokens for group in groups),
+            chunks=sum(len(group.chunks) for group in groups),
+            read_bytes=self._corpus.read_bytes,
+            total_bytes=self._corpus.total_bytes,
+        )
 
 
 def check_plan(stored: Plan, options: PlanOptions, *, verify_data: bool = False) -> None:
@@ -136,17 +195,6 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def _progress(num_documents: int, groups: Iterable[GroupPlan], corpus: Corpus) -> PlanProgress:
-    totals = [(group.num_tokens, len(group.chunks)) for group in groups]
-    return PlanProgress(
-        documents=num_documents,
-        tokens=sum(tokens for tokens, _ in totals),
-        chunks=sum(chunks for _, chunks in totals),
-        read_bytes=corpus.read_bytes,
-        total_bytes=corpus.total_bytes,
-    )
 
 
 def _chunk_table(groups: list[list[ChunkRow]]) -> ChunkTable:
@@ -187,12 +235,17 @@ class _Uploads:
                 f"{error.location} was planned from another corpus; give another --out, or the same inputs as before"
             ) from error
 
+    def wait(self) -> None:
+        """Wait until all of them are in the store. Raises what a create raised."""
+        while self._pending:
+            self._pending.popleft().result()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            while kind is None and self._pending:
-                self._pending.popleft().result()
+            if kind is None:
+                self.wait()
         finally:
             self._pool.shutdown(wait=True, cancel_futures=True)

@@ -45,10 +45,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     groups: list[str] | None = None
     """Only these groups are planned."""
     text_documents: TextDocuments = "file"
-    """What a document is in plain text: a whole file, a line, or a block between blank lines.
-
-    A document is tokenised as a whole, which takes some 150 bytes of memory for each byte of text.
-    """
+    """What a document is in plain text: a whole file, a line, or a block between blank lines; held in memory whole."""
     token_dtype: str | None = None
     """Element type of a flat file of token ids, such as `uint16`."""
     content: Content = "text"
@@ -86,4 +83,6 @@ def reading_options(options: PlanOptions) -> dict[str, int | str | bool | list[s
     chosen = {name: getattr(options, name) for name in _READING}
     if options.groups is not None:
         chosen["groups"] = sorted(options.groups)
+    if options.sample_documents is None:
+        del chosen["seed"]
     return {name: value for name, value in chosen.items() if value != getattr(_DEFAULTS, name)}

@@ -2,11 +2,15 @@
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
+import numpy as np
 from jinja2 import TemplateError
+from numpy.typing import NDArray
 
+from everplex.stages.pieces import LONG_CHARACTERS, PlacedTokens, encode_in_pieces
 from everplex.stages.records import TokenizerSpec
 from everplex.storage.codec import canonical_json, sha256_hex
 from everplex.storage.errors import UsageError
@@ -50,7 +54,7 @@ class Tokenizer:
     def adds_bos(self) -> bool:
         """Whether it puts a BOS in front of a text by itself."""
         (ids,) = self.encode_batch([""], add_special_tokens=True)
-        return self.bos_id is not None and ids[:1] == [self.bos_id]
+        return self.bos_id is not None and ids[:1].tolist() == [self.bos_id]
 
     @property
     def bos_id(self) -> int | None:
@@ -74,16 +78,44 @@ class Tokenizer:
 
     def encode_batch(
         self, texts: Sequence[str], *, add_special_tokens: bool = False, parse_special: bool = True
-    ) -> list[list[int]]:
+    ) -> list[NDArray[np.int32]]:
         """Token ids of every text, computed on all cores.
 
         `parse_special` makes the literal text of a special token that token, as transformers does by default.
         """
-        self._backend.encode_special_tokens = self._hf.split_special_tokens or not parse_special
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        return [encoding.ids for encoding in encodings]
+        self._parse_special(parse_special)
+        encodings = iter(
+            self._backend.encode_batch_fast(
+                [text for text in texts if len(text) <= LONG_CHARACTERS], add_special_tokens=add_special_tokens
+            )
+        )
+        return [
+            np.array(next(encodings).ids, dtype=np.int32)
+            if len(text) <= LONG_CHARACTERS
+            else self._encode_long(text, add_special_tokens, parse_special)
+            for text in texts
+        ]
 
-    def encode_by_default(self, texts: Sequence[str]) -> list[list[int]]:
+    def _encode_long(self, text: str, add_special_tokens: bool, parse_special: bool) -> NDArray[np.int32]:
+        encode = partial(self.encode_with_starts, parse_special=parse_special)
+        ends = self._added_ends(add_special_tokens)
+        inner = None if ends is None else encode_in_pieces(text, encode)
+        if ends is None or inner is None:
+            (whole,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            return np.array(whole.ids, dtype=np.int32)
+        before, after = ends
+        return np.concatenate((np.array(before, np.int32), inner, np.array(after, np.int32)))
+
+    def _added_ends(self, add_special_tokens: bool) -> tuple[list[int], list[int]] | None:
+        """Return the special tokens that go before and behind a text; None where they go elsewhere."""
+        plain, whole = (self._backend.encode("a", add_special_tokens=add).ids for add in (False, add_special_tokens))
+        for start in range(len(whole) - len(plain) + 1):
+            stop = start + len(plain)
+            if whole[start:stop] == plain:
+                return whole[:start], whole[stop:]
+        return None
+
+    def encode_by_default(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Token ids with the special tokens that the tokenizer adds by itself.
 
         Nothing is added to a text that begins with the text of the prefix token, as in lm-eval.
@@ -95,11 +127,19 @@ class Tokenizer:
                     (encoded[index],) = self.encode_batch([text])
         return encoded
 
-    def encode_with_starts(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+    def encode_with_starts(self, texts: Sequence[str], *, parse_special: bool = True) -> list[PlacedTokens]:
         """Token ids of every text, and at which character each token begins; nothing is added."""
-        self._backend.encode_special_tokens = self._hf.split_special_tokens
-        encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
-        return [(encoding.ids, [start for start, _ in encoding.offsets]) for encoding in encodings]
+        self._parse_special(parse_special)
+        return [
+            PlacedTokens(
+                np.array(encoding.ids, dtype=np.int32),
+                np.array([start for start, _ in encoding.offsets], dtype=np.int64),
+            )
+            for encoding in self._backend.encode_batch(list(texts), add_special_tokens=False)
+        ]
+
+    def _parse_special(self, parse_special: bool) -> None:
+        self._backend.encode_special_tokens = self._hf.split_special_tokens or not parse_special
 
     def render(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = False) -> str:
         """Text of a chat by the tokenizer's template. Raises ChatTemplateError where it fails."""

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from support.corpora import make_documents, write_jsonl
-from support.segments import DictStore, Fabric, worker_id
+from support.segments import ENVIRONMENT, DictStore, Fabric, worker_id
 from support.stored import begin, complete, put_rows, save
 
 import everplex
@@ -240,11 +240,29 @@ def test_runs_are_compared_with_the_first(tmp_path: Path, capsys: pytest.Capture
     table = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in table[-2:]] == outs[1:]
     assert run_command_line(["compare", *outs[:2]]) == 0
-    assert f"B: {outs[1]}" in capsys.readouterr().out
+    alike = capsys.readouterr().out
+    assert f"B: {outs[1]}" in alike
+    assert "not computed alike" not in alike
     assert run_command_line(["compare", outs[0], outs[2], "--trials", "--json"]) == 0
     assert msgspec.json.decode(capsys.readouterr().out, type=Trials).largest == 0.0
     assert run_command_line(["compare", *outs, "--trials"]) == 0
     assert "does not explain it" in capsys.readouterr().out
+
+
+def test_runs_in_other_environments_are_compared_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside one run or in a table, what the environments have not in common is named with both values."""
+    outs = []
+    for name in ("sdpa", "eager"):
+        store = begin(FABRIC, DictStore())
+        environment = msgspec.structs.replace(ENVIRONMENT, attention=name)
+        FABRIC.put(store, worker_id(0), 1, [FABRIC.record(row) for row in ROWS], environment=environment)
+        outs.append(str(save(store, tmp_path / name)))
+    assert run_command_line(["compare", *outs]) == 0
+    assert "not computed alike, which is part of the difference: attention sdpa and eager" in capsys.readouterr().out
+    assert run_command_line(["compare", *outs, outs[0]]) == 0
+    assert f"{outs[1]}: the runs were not computed alike" in capsys.readouterr().out
 
 
 def test_runs_of_different_plans_are_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

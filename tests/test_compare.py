@@ -5,9 +5,9 @@ import random
 
 import msgspec
 import pytest
-from support.segments import DictStore, Fabric, worker_id
+from support.segments import ENVIRONMENT, DictStore, Fabric, worker_id
 
-from everplex.stages.compare import compare_summaries, compare_trials, compare_units, unit_sums
+from everplex.stages.compare import compare_sides, compare_summaries, compare_trials, read_side
 from everplex.stages.ledger import Ledger
 from everplex.stages.records import ModelSpec
 from everplex.stages.reduce import reduce
@@ -40,14 +40,16 @@ def test_the_paired_difference_is_that_of_the_numbers_with_a_smaller_error() -> 
     rng = random.Random(1)
     one, one_store = _run("one", [0.0])
     two, two_store = _run("two", [rng.gauss(0.05, 0.02) for _ in range(30)])
-    sums_one, sums_two = unit_sums(one.plan, one.run, one_store), unit_sums(two.plan, two.run, two_store)
-    paired = compare_units(one.plan, one_store, (one.run, sums_one), (two.run, sums_two))
+    sums_one, sums_two = read_side(one.plan, one.run, one_store), read_side(two.plan, two.run, two_store)
+    paired = compare_sides(one.plan, one_store, sums_one, sums_two)
     a, b = _summary(one, one_store), _summary(two, two_store)
     assert paired.total.difference == pytest.approx(b.nll / b.tokens - a.nll / a.tokens)
     assert a.perplexity is not None
     assert b.perplexity is not None
     assert paired.total.ratio == pytest.approx(b.perplexity / a.perplexity)
-    changes = [(y - x, n) for x, y, n in zip(sums_one.nll_D, sums_two.nll_D, sums_one.tokens_D, strict=True)]
+    changes = [
+        (y - x, n) for x, y, n in zip(sums_one.parts.nll_D, sums_two.parts.nll_D, sums_one.parts.tokens_D, strict=True)
+    ]
     mean = sum(change for change, _ in changes) / a.tokens
     residuals = sum((change - mean * n) ** 2 for change, n in changes)
     expected = math.sqrt(residuals * len(changes) / (len(changes) - 1)) / a.tokens
@@ -63,8 +65,8 @@ def test_the_paired_difference_is_that_of_the_numbers_with_a_smaller_error() -> 
 def test_equal_runs_have_no_difference() -> None:
     """A run against itself differs by nothing, with no error and no movers."""
     one, store = _run("one", [0.0])
-    sums = unit_sums(one.plan, one.run, store)
-    found = compare_units(one.plan, store, (one.run, sums), (one.run, sums))
+    sums = read_side(one.plan, one.run, store)
+    found = compare_sides(one.plan, store, sums, sums)
     assert (found.total.difference, found.total.stderr, found.total.ratio, found.movers) == (0.0, 0.0, 1.0, [])
 
 
@@ -75,9 +77,9 @@ def test_the_largest_mover_is_named() -> None:
     fabric = Fabric(groups, windows_per_chunk=4)
     assert fabric.plan.digest() == one.plan.digest()
     two, two_store = _run("two", [0.0, -0.5], groups)
-    found = compare_units(
+    found = compare_sides(
         one.plan, one_store,
-        (one.run, unit_sums(one.plan, one.run, one_store)), (two.run, unit_sums(two.plan, two.run, two_store)),
+        read_side(one.plan, one.run, one_store), read_side(two.plan, two.run, two_store),
     )  # fmt: skip
     assert [mover.document for mover in found.movers] == ["a-4", "a-5"] or [
         mover.document for mover in found.movers
@@ -89,9 +91,9 @@ def test_one_document_has_no_error() -> None:
     """Below two documents there is a difference and no error bar."""
     one, one_store = _run("one", [0.0], {"a": [40]})
     two, two_store = _run("two", [0.1], {"a": [40]})
-    found = compare_units(
+    found = compare_sides(
         one.plan, one_store,
-        (one.run, unit_sums(one.plan, one.run, one_store)), (two.run, unit_sums(two.plan, two.run, two_store)),
+        read_side(one.plan, one.run, one_store), read_side(two.plan, two.run, two_store),
     )  # fmt: skip
     assert found.total.difference == pytest.approx(0.1, abs=1e-4)
     assert [found.total.stderr, found.total.low, found.total.ratio_high] == [None, None, None]
@@ -102,7 +104,7 @@ def test_an_unfinished_run_is_not_compared() -> None:
     one, store = _run("one", [0.0])
     del store.objects[next(key for key in store.objects if key.startswith("segments/"))]
     with pytest.raises(IncompleteError, match="memory://one"):
-        unit_sums(one.plan, one.run, store)
+        read_side(one.plan, one.run, store)
 
 
 def test_runs_without_a_common_group_are_refused() -> None:
@@ -133,3 +135,23 @@ def test_trials_need_two_complete_runs_of_one_plan() -> None:
     for other in ({"plan": "0" * 64}, {"complete": False}):
         with pytest.raises(UsageError, match="one plan"):
             compare_trials([base, msgspec.structs.replace(base, **other)])
+    for change in ({"dtype": "bfloat16"}, {"model": ModelSpec(name="two", digest="2" * 64)}):
+        with pytest.raises(UsageError, match="one model"):
+            compare_trials([base, msgspec.structs.replace(base, **change)])
+
+
+def test_runs_that_were_computed_otherwise_say_so() -> None:
+    """Another device or dtype is named with both values; another number of threads is rounding and is not."""
+    one, one_store = _run("one", [0.0], {"a": [40, 30]})
+    other = {"device_type": "cuda", "dtype": "bfloat16"}
+    expected = {"device_type": (["cpu"], ["cpu", "cuda"]), "dtype": (["float32"], ["bfloat16", "float32"])}
+    for change, conditions in (({"threads": 8}, {}), (other, expected)):
+        two, two_store = _run("two", [0.0], {"a": [40, 30]})
+        key = next(key for key in two_store.objects if key.startswith("segments/"))
+        del two_store.objects[key]
+        environment = msgspec.structs.replace(ENVIRONMENT, **change)
+        two.put(two_store, worker_id(1), 1, [two.record(0)], environment=environment)
+        found = compare_sides(
+            one.plan, one_store, read_side(one.plan, one.run, one_store), read_side(two.plan, two.run, two_store)
+        )
+        assert found.conditions == conditions

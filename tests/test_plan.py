@@ -246,16 +246,16 @@ def test_planning_that_fails_at_any_create_leaves_no_part_of_a_plan(
     data = write_jsonl(tmp_path / "c.jsonl", make_documents(8))
     chosen = options(tiny_model, data, group_by="topic", chunk_tokens=256)
     expected = make_plan(chosen, LocalStore(tmp_path / "undisturbed"))
-    num_creates = len(expected.chunks) + len(expected.groups) + 1
-    for number in range(1, num_creates + 1):
+    last = 1 + len(expected.chunks) + len(expected.groups) + 1
+    for number in range(2, last + 1):  # the first operation asks for the state of an interrupted planner
         inner = LocalStore(tmp_path / f"out-{number}")
         with pytest.raises(StoreUnavailableError):
             make_plan(chosen, FaultyStore(inner, fail_at=number, when=when, verbs=["create"]))
         if PLAN_KEY in [entry.key for entry in inner.list()]:
-            assert (number, when) == (num_creates, "after")
+            assert (number, when) == (last, "after")
             assert load_plan(inner) == expected
         assert make_plan(chosen, inner) == expected
-    undisturbed = FaultyStore(LocalStore(tmp_path / "out"), fail_at=num_creates + 1, verbs=["create"])
+    undisturbed = FaultyStore(LocalStore(tmp_path / "out"), fail_at=last + 1, verbs=["create"])
     assert make_plan(chosen, undisturbed) == expected
     assert undisturbed.fired == 0
 

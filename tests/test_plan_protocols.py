@@ -65,7 +65,9 @@ def text_of(tokenizer: Path, row: Row) -> str:
 def ids_of(tokenizer: Path) -> dict[str, int]:
     """Return the token of every character that the tests use."""
     chars = "abcdefghijklmnopqrstuvwxyz0123456789/|\n"
-    return dict(zip(chars, (ids[0] for ids in load_tokenizer(str(tokenizer)).encode_batch(list(chars))), strict=True))
+    return dict(
+        zip(chars, (int(ids[0]) for ids in load_tokenizer(str(tokenizer)).encode_batch(list(chars))), strict=True)
+    )
 
 
 def show(tmp_path: Path, tokenizer: Path, texts: list[str], **more: Any) -> list[str]:

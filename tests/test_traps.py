@@ -41,7 +41,8 @@ class Bigram:
 
     def ids(self, text: str) -> list[int]:
         """Return the tokens of a text."""
-        (ids,) = self._tokenizer.encode_batch([text])
+        (ids_N,) = self._tokenizer.encode_batch([text])
+        ids: list[int] = ids_N.tolist()
         return ids
 
     def nll(self, text: str, before: int | None = BOS) -> NDArray[np.float64]:

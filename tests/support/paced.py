@@ -27,11 +27,11 @@ def pace(folder: Path) -> None:
     evaluate: Any = Evaluator.evaluate
     durable: Any = Schedule.durable
 
-    def paced(self: Evaluator, chunk: Any, **more: Any) -> Any:
+    def paced(self: Evaluator, *given: Any, **more: Any) -> Any:
         _announce(folder, "evaluating")
         if gate is not None:
             os.read(gate, 1)
-        losses = evaluate(self, chunk, **more)
+        losses = evaluate(self, *given, **more)
         _announce(folder, "evaluated")
         return losses
 
