@@ -308,7 +308,7 @@ def everplex(options: argparse.Namespace) -> Prepare:
 
         def turn() -> tuple[float, int]:
             records = [
-                make_record(*item, found[0], evaluator.evaluate(*found))
+                make_record(*item, found[0], evaluator.evaluate(found[0], prepared=found[1]))
                 for item, found in prefetch(chunks, load, depth=2)
                 if not isinstance(found, Exception)
             ]

@@ -1,11 +1,15 @@
 """Evaluation of a run by this process: what others left is collected first, then a worker does the rest."""
 
+import time
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from everplex.loading import load_evaluator
 from everplex.opening import Identity, OpenRun, open_started
 from everplex.stages.audit import requests
+from everplex.stages.collector import collector_paused
 from everplex.stages.judge import Policy, judge
 from everplex.stages.ledger import Ledger
 from everplex.stages.records import Run
@@ -14,6 +18,10 @@ from everplex.stages.spool import upload_spool
 from everplex.stages.stored import compare_runs, is_sealed, load_chunk
 from everplex.worker import Worker
 
+if TYPE_CHECKING:
+    from everplex.stages.evaluate import Evaluator
+    from everplex.stages.model import LoadedModel
+
 
 def work_on(run: OpenRun) -> tuple[Run, Ledger]:
     """Evaluate all that is missing and selected; returns the identity of the run and its ledger, refreshed.
@@ -21,16 +29,26 @@ def work_on(run: OpenRun) -> tuple[Run, Ledger]:
     A run in which nothing is missing and nothing has to be evaluated again needs no model, only its digest.
     """
     identity = Identity(run)
+    model = None if identity.stored else _load(run, identity)  # while the weights are hashed, in a thread
     early = identity.early()
     ledger = Ledger(run.store, run.plan, early.id())
     send_spool(run, early)
+    began = time.monotonic()
     ledger.refresh()
+    listed = began, time.monotonic()
     if run.settings.reuse_from and run.rank.is_first:
         take_over(run, identity.result(), ledger)
     if not ledger.recorded.issuperset(run.wanted) or _more_is_asked_for(run, ledger):
-        Worker(run, identity, ledger).work()
+        with collector_paused():
+            worker = Worker(run, identity, ledger, *(model or _load(run, identity)), listed=listed)
+        worker.work()
         ledger.refresh()
     return identity.result(), ledger
+
+
+def _load(run: OpenRun, identity: Identity) -> "tuple[LoadedModel, Evaluator]":
+    with collector_paused():
+        return load_evaluator(run.settings, identity.folder, run.plan, run.rank.local_world_size)
 
 
 def _more_is_asked_for(run: OpenRun, ledger: Ledger) -> bool:

@@ -12,6 +12,7 @@ from everplex.progress import Progress
 from everplex.rank import Rank
 from everplex.settings import Settings
 from everplex.stages.checkpoint import CONFIG, max_context, read_config
+from everplex.stages.collector import collector_paused
 from everplex.stages.layout import CHUNKS_PREFIX
 from everplex.stages.plan_options import PlanOptions
 from everplex.stages.records import Plan
@@ -56,7 +57,8 @@ def obtain_plan(settings: Settings, rank: Rank, store: Store, stop: Stop, progre
     """
     plan: Plan | None
     try:
-        plan = load_plan(store)
+        with collector_paused():
+            plan = load_plan(store)
     except ObjectNotFoundError:
         waits = not settings.data or not rank.is_first
         plan = _wait_for_plan(settings, store, stop, progress) if waits else None
@@ -75,7 +77,8 @@ def obtain_plan(settings: Settings, rank: Rank, store: Store, stop: Stop, progre
         options = plan_options(settings)
         if options.groups is not None:  # a part of what is planned may be evaluated alone
             options = msgspec.structs.replace(options, groups=_planned_groups(plan))
-        check_plan(plan, options, verify_data=settings.verify_data)
+        with collector_paused():  # the tokenizer brings large libraries
+            check_plan(plan, options, verify_data=settings.verify_data)
     return plan
 
 
@@ -99,7 +102,10 @@ def plan_into(settings: Settings, store: Store, stop: Stop, progress: Progress) 
             f"planning: {state.documents:,} documents{kept}, {state.chunks:,} chunks, {state.tokens:,} tokens"
         )
 
-    return make_plan(plan_options(settings), store, progress=show, stop=lambda: bool(stop))
+    plan = make_plan(plan_options(settings), store, progress=show, stop=lambda: bool(stop))
+    documents = sum(group.documents for group in plan.groups)
+    progress.say(f"planned {documents:,} documents: {len(plan.chunks):,} chunks, {sum(plan.chunks.tokens):,} tokens")
+    return plan
 
 
 def _wait_for_plan(

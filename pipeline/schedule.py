@@ -33,7 +33,7 @@ from typing import Protocol
 from everplex.actions import Action, Busy, Done, Extra, Refresh, Take, Wait
 from everplex.pool import Pool
 from everplex.ranked import Ranked
-from everplex.stages.assign import assign, fixed_order
+from everplex.stages.assign import fixed_order
 from everplex.stages.writer import Receipt
 
 __all__ = ["Action", "Busy", "Done", "Extra", "Refresh", "Schedule", "Take", "Wait"]
@@ -81,7 +81,8 @@ class Schedule:
         `chunk_ids` are those of the whole plan, `only` the ones that it may read. `chunk_seconds` is a first guess of
         the mean time of a chunk.
         """
-        self.order = [chunk for chunk in fixed_order(plan_digest, chunk_ids) if only is None or chunk in only]
+        whole_order = fixed_order(plan_digest, chunk_ids)
+        self.order = [chunk for chunk in whole_order if only is None or chunk in only]
         self.extras: list[Extra] = []
         self.refreshed_at = float("-inf")
         """When the newest listing was begun."""
@@ -108,7 +109,7 @@ class Schedule:
         if rank is None or world_size is None:
             self._policy = Pool(self, worker)
         else:
-            shard = assign(plan_digest, chunk_ids, world_size)[rank]
+            shard = whole_order[rank::world_size]
             self._policy = Ranked(self, [chunk for chunk in shard if only is None or chunk in only], rank, world_size)
 
     # Questions

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, TypeVar
 
-from everplex.loading import load_evaluator
 from everplex.opening import Identity, OpenRun
 from everplex.progress import EvaluationProgress
 from everplex.schedule import Busy, Done, Extra, Refresh, Schedule, Take, Wait
@@ -49,12 +48,25 @@ _LEAVE_SECONDS = 60.0
 class Worker:
     """One process incarnation that evaluates chunks of a run."""
 
-    def __init__(self, run: OpenRun, identity: Identity, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        run: OpenRun,
+        identity: Identity,
+        ledger: Ledger,
+        loaded: "LoadedModel",
+        evaluator: "Evaluator",
+        *,
+        listed: tuple[float, float],
+    ) -> None:
+        """Make a worker that knows what the `ledger` read in its last refresh, which began and ended at `listed`."""
         self.id = uuid.uuid4().hex
         self.evaluated = 0
+        self._submitted = 0
         self._run = run
         self._identity = identity
         self._ledger = ledger
+        self._loaded = loaded
+        self._evaluator = evaluator
         self._contents = dict(zip(run.plan.chunk_ids(), run.plan.chunks.content, strict=True))
         selected = run.selected
         tokens = zip(self._contents, run.plan.chunks.tokens, strict=True)
@@ -66,6 +78,22 @@ class Worker:
         self._changed = threading.Condition()
         self._ended = False
         self._damaged: CorruptObjectError | None = None
+        self._device = loaded.device_id
+        self._other_devices: set[str] = set()
+        self._schedule = Schedule(
+            run.plan.digest(),
+            list(self._contents),
+            worker=self.id,
+            device=self._device,
+            rank=run.rank.rank,
+            world_size=run.rank.world_size,
+            only=selected,
+            refresh_seconds=run.settings.refresh_seconds,
+            lookahead=LOOKAHEAD,
+        )
+        began, ended = listed
+        self._schedule.request_refresh(began)
+        self._learn(ended)
 
     def work(self) -> Outcome:
         """Evaluate until there is nothing left for this worker; returns where its records are.
@@ -73,20 +101,9 @@ class Worker:
         Raises IncompleteError after a stop, CorruptObjectError for a damaged input, and the writer's failure.
         """
         run = self._run
-        loaded, evaluator = self._load()
-        self._device = loaded.device_id
-        self._other_devices: set[str] = set()
-        self._schedule = Schedule(
-            run.plan.digest(),
-            run.plan.chunk_ids(),
-            worker=self.id,
-            device=loaded.device_id,
-            rank=run.rank.rank,
-            world_size=run.rank.world_size,
-            only=run.selected,
-            refresh_seconds=run.settings.refresh_seconds,
-            lookahead=LOOKAHEAD,
-        )
+        loaded, evaluator = self._loaded, self._evaluator
+        for note in evaluator.notes:
+            run.progress.say(note)
         spool = LocalSpool(self._identity.early().id())
         writer = WriterThread(
             Writer(),
@@ -108,13 +125,6 @@ class Worker:
         finally:
             self._say_what_is_not_stored(writer.outcome())
         return self._leave(writer.outcome())
-
-    def _load(self) -> "tuple[LoadedModel, Evaluator]":
-        run = self._run
-        loaded, evaluator = load_evaluator(run.settings, self._identity.folder, run.plan, run.rank.local_world_size)
-        for note in evaluator.notes:
-            run.progress.say(note)
-        return loaded, evaluator
 
     def _header(self, run: Run, loaded: "LoadedModel", evaluator: "Evaluator") -> Header:
         return Header(
@@ -170,7 +180,7 @@ class Worker:
                 except IncompleteError:  # asked to stop: the batch in flight is dropped
                     return
                 with self._watch("write"):
-                    writer.submit(record)
+                    self._submit(writer, record)
                 with self._changed:
                     self._schedule.ended(take, record.seconds)
                     self._changed.notify_all()
@@ -200,7 +210,7 @@ class Worker:
             self._changed.notify_all()
 
     def _evaluate(self, evaluator: "Evaluator", take: Take, chunk: Chunk, prepared: "Prepared | None" = None) -> Record:
-        losses = evaluator.evaluate(chunk, prepared, stop=lambda: bool(self._run.stop))
+        losses = evaluator.evaluate(chunk, prepared=prepared, stop=lambda: bool(self._run.stop))
         content, rank = self._contents[take.chunk], self._run.rank.rank
         with self._watch("tally"):
             return make_record(take.chunk, content, chunk, losses, kind=take.kind, rank=rank)
@@ -214,7 +224,11 @@ class Worker:
         for chunk in sentinel_chunks(self._run.plan, count):
             if chunk in self._progress.tokens:
                 take = Take(chunk, "sentinel", "extra")
-                writer.submit(self._evaluate(evaluator, take, self._fetch(take)))
+                self._submit(writer, self._evaluate(evaluator, take, self._fetch(take)))
+
+    def _submit(self, writer: WriterThread, record: Record) -> None:
+        writer.submit(record)
+        self._submitted += 1
 
     def _fetch(self, take: Take) -> Chunk:
         return load_chunk(self._run.plan_store, take.chunk, self._contents[take.chunk], self._watch)
@@ -244,6 +258,10 @@ class Worker:
             with self._changed:
                 self._schedule.refresh_failed(time.monotonic())
             return
+        self._learn(time.monotonic())
+
+    def _learn(self, now: float) -> None:
+        """Take over what the ledger knows. Raises IntegrityError where it convicts the device at hand."""
         recorded, copies = self._ledger.recorded, self._ledger.copies
         duplicated, chunk_seconds = self._ledger.duplicated, self._ledger.chunk_seconds
         verdict = judge(len(self._contents), copies, self._policy)
@@ -262,7 +280,7 @@ class Worker:
             extras = [Extra(*request) for request in wanted if request.chunk in self._progress.tokens]
             self._schedule.refreshed(
                 recorded,
-                time.monotonic(),
+                now,
                 duplicated=duplicated,
                 unaccepted=unaccepted,
                 extras=extras,
@@ -282,7 +300,7 @@ class Worker:
     def _leave(self, outcome: Outcome) -> Outcome:
         if self._run.stop:
             raise IncompleteError(
-                f"stopped ({self._run.stop.reason}) with {outcome.stored} of {self.evaluated} evaluated chunks stored; "
+                f"stopped ({self._run.stop.reason}) with {outcome.stored} of {self._submitted} records stored; "
                 "run the same command again to continue"
             )
         if self._damaged is not None:

@@ -2,17 +2,12 @@
 
 import math
 import re
-from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from everplex.stages.layout import chunk_id
 from everplex.stages.records import Plan, Record
 from everplex.storage.errors import CorruptObjectError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 FLOAT32_MAX = 3.4028234663852886e38
 SLACK = 1e-6
@@ -29,13 +24,13 @@ class RecordChecker:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._rows: dict[str, NDArray[np.int32]] = {}
+        self._rows: dict[str, list[int]] = {}
         groups, ordinals = np.array(plan.chunks.group, np.int32), np.array(plan.chunks.ordinal, np.int64)
         for index, group in enumerate(plan.groups):
             members = np.flatnonzero(groups == index)
             rows = np.full(int(ordinals[members].max(initial=-1)) + 1, -1, np.int32)
             rows[ordinals[members]] = members
-            self._rows[group.key] = rows
+            self._rows[group.key] = rows.tolist()
 
     def row(self, record: Record) -> int:
         """Row of the record's chunk in the plan. Raises CorruptObjectError with what is wrong with the record."""
@@ -62,12 +57,12 @@ class RecordChecker:
         if rows is not None and tail.isdecimal() and tail.isascii():
             ordinal = int(tail)
             if ordinal < len(rows) and rows[ordinal] >= 0 and chunk == chunk_id(key, ordinal):
-                return int(rows[ordinal])
+                return rows[ordinal]
         raise CorruptObjectError(f"the plan has no chunk {chunk}")
 
     def _check_units(self, record: Record, group: int) -> None:
         ordinals = record.doc_ordinals
-        if len(ordinals) != len(record.doc_tokens) or any(a >= b for a, b in pairwise(ordinals)):
+        if len(ordinals) != len(record.doc_tokens) or ordinals != sorted(set(ordinals)):
             raise _wrong(record, "rising ordinals, one per document", len(record.doc_tokens), len(ordinals))
         if min(record.doc_tokens, default=1) < 0 or min(record.position_tokens, default=1) < 0:
             raise _wrong(record, "counts of tokens", "none below 0", "a negative one")
@@ -86,9 +81,8 @@ def _check_values(record: Record) -> None:
         raise _wrong(record, "sums", "one per count", f"{len(record.doc_nll)} and {len(record.position_nll)}")
     _check_parts(record, nll, "documents", record.doc_nll)
     _check_parts(record, nll, "positions", record.position_nll)
-    for name, value in [*record.sums.items(), ("seconds", record.seconds), ("nll_sq", nll_sq)]:
-        if not math.isfinite(value):
-            raise _wrong(record, name, "a finite number", value)
+    if not all(map(math.isfinite, (record.seconds, nll_sq, *record.sums.values()))):
+        raise _wrong(record, "seconds, nll_sq and other sums", "finite numbers", "one that is not")
     largest = record.nll_max if tokens else 0.0
     if largest is None or not largest <= FLOAT32_MAX:
         raise _wrong(record, "largest loss", "a float32", largest)

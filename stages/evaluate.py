@@ -75,7 +75,7 @@ class Evaluator:
 
     @torch.inference_mode()
     def evaluate(
-        self, chunk: Chunk, prepared: Prepared | None = None, *, stop: Callable[[], bool] = lambda: False
+        self, chunk: Chunk, *, prepared: Prepared | None = None, stop: Callable[[], bool] = lambda: False
     ) -> Losses:
         """Return the losses of a chunk, whose batches may have been `prepared`.
 

@@ -5,12 +5,10 @@ read after all. What is wrong with an object is one sentence in `set_aside`, and
 cannot be read is another matter: the store's error is raised, because absence must never be concluded from it.
 """
 
-import gc
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import cached_property
 from itertools import accumulate
 
@@ -18,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from everplex.stages.check import RecordChecker
+from everplex.stages.collector import collector_paused
 from everplex.stages.copies import COPY, KINDS, SENTINEL, Copies, Source
 from everplex.stages.layout import SEGMENTS_PREFIX, SegmentName, parse_segment_key
 from everplex.stages.records import Environment, Header, Plan, Record
@@ -26,7 +25,8 @@ from everplex.storage.errors import CorruptObjectError, ObjectNotFoundError
 from everplex.storage.store import Store
 
 THREADS = 8
-"""Objects fetched at a time; as many more wait decoded."""
+FETCHED_AT_ONCE = 16
+"""Objects that a thread fetches before it hands them over; fewer where there are few."""
 CACHED_BYTES = 64 << 20
 """Stored bytes up to which a run is kept from indexing to summing, and so read once."""
 
@@ -54,11 +54,12 @@ class Ledger:
 
     def refresh(self) -> None:
         """List the store and read the segments that are new. Raises the store's error where it cannot be read."""
-        self.read_keys(entry.key for entry in self._store.list(SEGMENTS_PREFIX))
+        with collector_paused():
+            self.read_keys(entry.key for entry in self._store.list(SEGMENTS_PREFIX))
 
     def read_keys(self, keys: Iterable[str]) -> None:
         """Read those of the segments `keys` that are new, roll-ups first."""
-        singles: list[str] = []
+        singles: list[tuple[SegmentName, str]] = []
         rollups: list[tuple[SegmentName, str]] = []
         for key in keys:
             if key in self._read:
@@ -66,14 +67,13 @@ class Ledger:
             name = parse_segment_key(key)
             if name is None:
                 self.set_aside[key] = f"{key}: not the name of a segment"
-            elif name.is_rollup:
-                rollups.append((name, key))
             else:
-                singles.append(key)
-        self.__dict__.pop("copies", None)
-        with _collector_paused():
-            self._read_all(key for _, key in sorted(rollups, key=_widest_first) if not self.is_covered(key))
-            self._read_all(key for key in singles if not self.is_covered(key))
+                (rollups if name.is_rollup else singles).append((name, key))
+        for derived in ("copies", "recorded"):
+            self.__dict__.pop(derived, None)
+        with collector_paused():
+            for names in (sorted(rollups, key=_widest_first), singles):
+                self._read_all(key for name, key in names if not self._covered[name.worker].holds(name.first, name.seq))
 
     @cached_property
     def copies(self) -> Copies:
@@ -85,7 +85,7 @@ class Ledger:
             table = table[np.array(current)[table["source"]]]
         return Copies(table, self._sources)
 
-    @property
+    @cached_property
     def recorded(self) -> set[str]:
         """Ids of the chunks that have an evaluation with a finite loss, sentinels aside."""
         table = self.copies.table
@@ -116,8 +116,8 @@ class Ledger:
         Raises the store's error where one is gone, CorruptObjectError where it has changed since.
         """
         order = sorted(wanted)
-        with _collector_paused():
-            for index, segment in zip(order, self._fetch(self._sources[index].key for index in order), strict=True):
+        with collector_paused():
+            for index, segment in zip(order, self._fetch([self._sources[index].key for index in order]), strict=True):
                 if not isinstance(segment, Segment):
                     raise segment
                 yield self._sources[index], [segment.records[line] for line in wanted[index].tolist()]
@@ -165,26 +165,30 @@ class Ledger:
             header.store_requests, header.profile, header.created,
         )  # fmt: skip
 
-    def _fetch(self, keys: Iterable[str]) -> Iterator[Segment | CorruptObjectError | ObjectNotFoundError]:
+    def _fetch(self, keys: Sequence[str]) -> Iterator[Segment | CorruptObjectError | ObjectNotFoundError]:
         """Segments in the order of `keys`, a bounded number of them ahead; the store's other errors are raised."""
-        waiting: deque[Future[Segment | CorruptObjectError | ObjectNotFoundError]] = deque()
+        size = max(1, min(FETCHED_AT_ONCE, len(keys) // (4 * self._threads)))
+        runs = [keys[start : start + size] for start in range(0, len(keys), size)]
+        waiting: deque[tuple[Sequence[str], Future[list[bytes | ObjectNotFoundError]]]] = deque()
         with ThreadPoolExecutor(self._threads, thread_name_prefix="ledger") as pool:
             try:
-                for key in keys:
-                    waiting.append(pool.submit(self._load, key))
-                    if len(waiting) >= 2 * self._threads:
-                        yield waiting.popleft().result()
-                while waiting:
-                    yield waiting.popleft().result()
+                while runs or waiting:
+                    while runs and len(waiting) < 2 * self._threads:
+                        waiting.append((runs[0], pool.submit(self._get_all, runs.pop(0))))
+                    run, future = waiting.popleft()
+                    yield from map(_decode, run, future.result())
             finally:
-                for future in waiting:
+                for _, future in waiting:
                     future.cancel()
 
-    def _load(self, key: str) -> Segment | CorruptObjectError | ObjectNotFoundError:
-        try:
-            return decode_segment(key, self._get(key))
-        except (CorruptObjectError, ObjectNotFoundError) as error:
-            return error
+    def _get_all(self, keys: Sequence[str]) -> list[bytes | ObjectNotFoundError]:
+        found: list[bytes | ObjectNotFoundError] = []
+        for key in keys:
+            try:
+                found.append(self._get(key))
+            except ObjectNotFoundError as error:
+                found.append(error)
+        return found
 
     def _get(self, key: str) -> bytes:
         data = self._cache.get(key)
@@ -204,16 +208,14 @@ class Ledger:
             self._cache.clear()  # a part of a large run is of little use
 
 
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Leave the garbage collector out: records make no cycles, and it would walk a large plan again and again."""
-    was_enabled = gc.isenabled()
-    gc.disable()
+def _decode(key: str, data: bytes | ObjectNotFoundError) -> Segment | CorruptObjectError | ObjectNotFoundError:
+    """Decode what was fetched; not where it is fetched, since threads that compute hold each other up."""
+    if isinstance(data, ObjectNotFoundError):
+        return data
     try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+        return decode_segment(key, data)
+    except CorruptObjectError as error:
+        return error
 
 
 class _Coverage:

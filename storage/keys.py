@@ -1,5 +1,7 @@
 """Which keys a store takes, and the temporary names that no reader ever sees."""
 
+import re
+
 from everplex.storage.errors import UsageError
 
 TEMPORARY = ".tmp-"
@@ -7,6 +9,8 @@ TEMPORARY = ".tmp-"
 
 _MAX_NAME_BYTES = 255
 _MAX_KEY_BYTES = 1024
+_PLAIN = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}/)*[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")
+"""What nearly every key looks like; a listing has many."""
 
 
 def check_key(key: str) -> str:
@@ -32,6 +36,8 @@ def is_key(key: str) -> bool:
 
 
 def _problem(key: str) -> str:
+    if len(key) <= _MAX_KEY_BYTES and _PLAIN.fullmatch(key):
+        return ""
     names = key.split("/")
     encoded = [name.encode("utf-8", "surrogatepass") for name in names]
     checks = {

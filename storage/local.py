@@ -11,6 +11,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from everplex.storage.classify import store_error
@@ -159,12 +160,20 @@ class LocalStore:
             key = prefix + entry.name
             if not is_key(key):
                 continue
-            with suppress(FileNotFoundError):  # a dangling link
-                if entry.is_dir():
+            try:
+                if entry.is_file():
+                    yield Entry(key, partial(_modified, entry))
+                elif entry.is_dir():
                     yield from self._walk(folder / entry.name, f"{key}/", above | {identity})
-                elif entry.is_file():
-                    seen = entry.stat()
-                    yield Entry(key, seen.st_size, seen.st_mtime)
+            except FileNotFoundError:  # a dangling link, or gone meanwhile
+                continue
+
+
+def _modified(entry: os.DirEntry[str]) -> float | None:
+    try:
+        return entry.stat().st_mtime
+    except FileNotFoundError:  # gone meanwhile
+        return None
 
 
 def link_exclusively(temporary: Path, final: Path) -> None:

@@ -169,7 +169,7 @@ class FsspecStore:
         bucket = self._root.partition("/")[0]
         entries = []
         for item in page.get("Contents", []):
-            entry = self._entry(f"{bucket}/{item['Key']}", {"size": item["Size"], "modified": item["LastModified"]})
+            entry = self._entry(f"{bucket}/{item['Key']}", {"modified": item["LastModified"]})
             if is_key(entry.key):
                 entries.append(entry)
         return Page(entries, page.get("NextContinuationToken") if page.get("IsTruncated") else None)
@@ -178,7 +178,7 @@ class FsspecStore:
         when = next((info[field] for field in _TIMES if info.get(field) is not None), None)
         modified = when.timestamp() if isinstance(when, datetime) else when
         seconds = float(modified) if isinstance(modified, int | float) else None
-        return Entry(name[len(self._root) :].lstrip("/"), int(info.get("size") or 0), seconds)
+        return Entry(name[len(self._root) :].lstrip("/"), lambda: seconds)
 
     def _call(self, operation: str, key: str, request: Callable[[Any, str], _Request]) -> Any:
         """Run one method of the filesystem within the deadline; every failure comes out as a StoreError."""

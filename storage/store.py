@@ -1,7 +1,7 @@
 """The seam between everplex and any object store: three verbs, one for derived views, and `open_store`."""
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:  # they import this module
@@ -14,9 +14,13 @@ class Entry(NamedTuple):
     """One object in a listing."""
 
     key: str
-    stored_bytes: int
-    modified: float | None
-    """Seconds since the epoch by the store's own clock, where it tells."""
+    look: Callable[[], float | None] = lambda: None
+    """Finds out when it was made: a folder would have to ask for each file, and hardly anybody wants to know."""
+
+    @property
+    def modified(self) -> float | None:
+        """Seconds since the epoch by the store's own clock, where it tells."""
+        return self.look()
 
 
 class Page(NamedTuple):

@@ -3,6 +3,7 @@
 import itertools
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,27 @@ def test_memory_that_refuses_costs_no_chunk(loaded: LoadedModel, error: type[Run
     assert found.batch_tokens == 128
     assert found.batch_shape == fitting.batch_shape
     assert found.nll_S.tobytes() == fitting.nll_S.tobytes() == again.nll_S.tobytes()
+
+
+def test_batches_that_were_made_ahead_are_those_made_at_once(loaded: LoadedModel) -> None:
+    """Prepared in another thread, the losses are the same; batches that memory has refused since are made anew."""
+    chunk = make_chunk(random_rows(LENGTHS, 256))
+    expected = Evaluator(loaded, batch_tokens=512).evaluate(chunk)
+    evaluator = Evaluator(loaded, batch_tokens=512)
+    with ThreadPoolExecutor(1) as other:
+        prepared = other.submit(evaluator.prepare, chunk).result()
+    assert prepared is not None
+    assert prepared.shapes == expected.batch_shape
+    found = evaluator.evaluate(chunk, prepared=prepared)
+    assert found.nll_S.tobytes() == expected.nll_S.tobytes()
+    memory = Memory(loaded.model, 150)
+    try:
+        evaluator.evaluate(chunk)
+        refused = memory.refused
+        found = evaluator.evaluate(chunk, prepared=prepared)
+    finally:
+        memory.handle.remove()
+    assert (found.batch_tokens, memory.refused) == (128, refused)
 
 
 def test_memory_that_holds_no_window(loaded: LoadedModel) -> None:

@@ -48,7 +48,7 @@ class SeveralWin:
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
         """List."""
-        return (Entry(key, len(data), None) for key, data in self.objects.items() if key.startswith(prefix))
+        return (Entry(key) for key in self.objects if key.startswith(prefix))
 
 
 def test_folder_honours(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class Scripted:
         """Three pages of two; each call plays a line."""
         self._play()
         number = int(token or 0)
-        entries = [Entry(f"{prefix}{number}{letter}", 1, None) for letter in "ab"]
+        entries = [Entry(f"{prefix}{number}{letter}") for letter in "ab"]
         return Page(entries, str(number + 1) if number < 2 else None)
 
     def renew(self) -> None:

@@ -66,7 +66,7 @@ class DictStore:
         """Every object whose key starts with `prefix`."""
         for key in list(self.objects):
             if key.startswith(prefix):
-                yield Entry(key, len(self.objects[key]), None)
+                yield Entry(key)
 
     def publish(self, key: str, data: bytes) -> None:
         """Make or replace an object."""

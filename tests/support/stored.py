@@ -1,6 +1,7 @@
 """Made-up runs in a local folder, as commands that read a run find them."""
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 from everplex.stages.ledger import Ledger
@@ -33,7 +34,7 @@ class TimedStore(DictStore):
     def list(self, prefix: str = "") -> Iterator[Entry]:
         """Every object whose key starts with `prefix`."""
         for entry in super().list(prefix):
-            yield entry._replace(modified=self.modified.get(entry.key))
+            yield Entry(entry.key, partial(self.modified.get, entry.key))
 
 
 def begin(fabric: Fabric, store: DictStore) -> DictStore:
