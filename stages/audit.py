@@ -146,7 +146,8 @@ def _residuals(plan: Plan, copies: Copies) -> NDArray[np.float64]:
         deviations[group] = max(float(np.median(np.abs(of_group - medians[group]))), np.finfo(np.float64).tiny)
     of_row = groups[table["chunk"]]
     residuals = np.zeros(len(plan.chunks))
-    np.maximum.at(residuals, table["chunk"], np.abs(means - medians[of_row]) / deviations[of_row])
+    with np.errstate(over="ignore"):  # where all but one are equal, that one is infinitely far from them
+        np.maximum.at(residuals, table["chunk"], np.abs(means - medians[of_row]) / deviations[of_row])
     return residuals
 
 

@@ -15,12 +15,11 @@ from everplex.stages.documents import Conversation, Document, Place, Prompted
 from everplex.stages.masked import scored_messages, scored_of_chats, split_prompt
 from everplex.stages.plan_options import PlanOptions
 from everplex.stages.protocols import Protocol, TokenizerFacts, choose_protocol
-from everplex.stages.records import Counts
-from everplex.stages.tokenize import Tokenizer, load_tokenizer
-from everplex.storage.codec import canonical_json, sha256_hex
+from everplex.stages.records import Counts, TokenizerSpec
+from everplex.stages.tokenize import TokenizerCard, load_tokenizer
 from everplex.storage.errors import UsageError
 
-__all__ = ["Encoded", "Encoder", "count_text"]
+__all__ = ["Encoded", "Encoder", "choose", "count_text"]
 
 _EMPTY = np.zeros(0, dtype=np.int32)
 _COUNT_CHARACTERS = 1 << 20
@@ -55,12 +54,8 @@ class Encoder:
             options.tokenizer, options.revision, trust_remote_code=options.trust_remote_code
         )
         self._loss_on = options.loss_on
-        self.protocol = choose_protocol(options, TokenizerFacts(self._tokenizer.max_length, self._tokenizer.adds_bos))
-        self.prefix_id = _choose_prefix(options, self.protocol, self._tokenizer)
-        self.tokenizer_spec = self._tokenizer.with_prefix(self.prefix_id)
-        if options.content == "messages":
-            digest = sha256_hex(canonical_json([self.tokenizer_spec.digest, self._tokenizer.chat_template]))
-            self.tokenizer_spec = msgspec.structs.replace(self.tokenizer_spec, digest=digest)
+        self.protocol, self.tokenizer_spec = choose(options, self._tokenizer.card(options.prefix_id))
+        self.prefix_id = self.tokenizer_spec.prefix_id
 
     def encode(self, documents: Sequence[Document]) -> list[Encoded]:
         """Tokenise documents by the protocol's policy; texts that it joins are only counted.
@@ -132,14 +127,26 @@ class Encoder:
         return Encoded(tokens_N, None, Counts(documents=1))
 
 
-def _choose_prefix(options: PlanOptions, protocol: Protocol, tokenizer: Tokenizer) -> int | None:
+def choose(options: PlanOptions, card: TokenizerCard) -> tuple[Protocol, TokenizerSpec]:
+    """Return the protocol that the options name and what the plan says of the tokenizer. Raises UsageError."""
+    protocol = choose_protocol(options, TokenizerFacts(card.max_length, card.adds_bos))
+    prefix_id = _choose_prefix(options, protocol, card)
+    return protocol, msgspec.structs.replace(
+        card.spec,
+        digest=card.chat_digest if options.content == "messages" else card.spec.digest,
+        prefix_id=prefix_id,
+        prefix="" if prefix_id is None else card.names[prefix_id],
+    )
+
+
+def _choose_prefix(options: PlanOptions, protocol: Protocol, card: TokenizerCard) -> int | None:
     if protocol.prefix == "none":
         if options.prefix_id is not None:
             raise UsageError(f"--prefix-id means nothing to the protocol {options.protocol}; leave it out")
         return None
     if options.prefix_id is not None:
         return options.prefix_id
-    prefix_id = tokenizer.eos_id if protocol.prefix == "eos" else tokenizer.spec.prefix_id
+    prefix_id = card.eos_id if protocol.prefix == "eos" else card.spec.prefix_id
     if prefix_id is None:
         raise UsageError(f"{options.tokenizer}: the tokenizer has no token to put in front of a text; give --prefix-id")
     return prefix_id

@@ -15,12 +15,13 @@ import msgspec
 from everplex.stages.arrays import FileTokens
 from everplex.stages.corpus import Corpus, current_spec
 from everplex.stages.documents import Document
-from everplex.stages.encode import Encoder
+from everplex.stages.encode import Encoder, choose
 from everplex.stages.grouping import ChunkRow, GroupPlan, Output, make_group, restore_group
 from everplex.stages.plan_options import PlanOptions, check_options
 from everplex.stages.plan_state import DigestedDocuments, load_state, planning_identity, save_state
 from everplex.stages.records import ChunkTable, Plan
 from everplex.stages.stored import compare_plans, save_plan
+from everplex.stages.tokenize import load_card
 from everplex.storage.errors import IncompleteError, ObjectExistsError, UsageError
 from everplex.storage.store import Store
 
@@ -61,7 +62,8 @@ def make_plan(
     Raises UsageError for what cannot be read or planned, IdentityMismatch where the store has the plan of something
     else, and IncompleteError when `stop` says so; none of them leaves a plan behind.
     """
-    encoder = _encoder(options)
+    _check(options)
+    encoder = Encoder(options)
     corpus = Corpus(options)
     with _Uploads(store) as uploads:
         planner = _Planner(options, store, encoder, corpus, uploads)
@@ -165,22 +167,28 @@ def check_plan(stored: Plan, options: PlanOptions, *, verify_data: bool = False)
 
     Files of the same place, size and time as before are taken to be the same; `verify_data` reads them all.
     """
-    encoder = _encoder(options)
+    _check(options)
+    card = load_card(
+        options.tokenizer,
+        options.revision,
+        trust_remote_code=options.trust_remote_code,
+        prefix_id=options.prefix_id,
+    )
+    protocol, tokenizer = choose(options, card)
     given = msgspec.structs.replace(
         stored,
-        protocol=encoder.protocol.spec,
+        protocol=protocol.spec,
         corpus=current_spec(options, stored.corpus, verify_data=verify_data),
-        tokenizer=encoder.tokenizer_spec,
+        tokenizer=tokenizer,
         chunk_tokens=options.chunk_tokens,
     )
     compare_plans(stored, given)
 
 
-def _encoder(options: PlanOptions) -> Encoder:
+def _check(options: PlanOptions) -> None:
     check_options(options)
     if options.chunk_tokens < 1:
         raise UsageError(f"--chunk-tokens: expected at least 1, found {options.chunk_tokens}")
-    return Encoder(options)
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:

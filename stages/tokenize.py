@@ -3,6 +3,8 @@
 import os
 from collections.abc import Sequence
 from functools import partial
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,12 +12,14 @@ import numpy as np
 from jinja2 import TemplateError
 from numpy.typing import NDArray
 
+from everplex.stages.memo import remembered
 from everplex.stages.pieces import LONG_CHARACTERS, PlacedTokens, encode_in_pieces
 from everplex.stages.records import TokenizerSpec
 from everplex.storage.codec import canonical_json, sha256_hex
 from everplex.storage.errors import UsageError
+from everplex.storage.local import cache_folder, expand_home
 
-__all__ = ["ChatTemplateError", "Tokenizer", "load_tokenizer"]
+__all__ = ["ChatTemplateError", "Tokenizer", "TokenizerCard", "load_card", "load_tokenizer"]
 
 _NO_LENGTH = 1_000_000
 """Tokenizers that know no length say a huge one."""
@@ -23,6 +27,21 @@ _NO_LENGTH = 1_000_000
 
 class ChatTemplateError(Exception):
     """A chat that the template cannot render, or not in a way that tells its turns apart."""
+
+
+class TokenizerCard(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan says of a tokenizer depends on this alone, so that comparing plans need not load one."""
+
+    spec: TokenizerSpec
+    chat_digest: str
+    """Of the tokenizer and its chat template."""
+    max_length: int | None
+    """Context length in tokens, where the tokenizer says one."""
+    adds_bos: bool
+    """Whether it puts a BOS in front of a text by itself."""
+    eos_id: int | None
+    names: dict[int, str]
+    """Text of the tokens that may stand in front of a document."""
 
 
 class Tokenizer:
@@ -45,12 +64,6 @@ class Tokenizer:
         )
 
     @property
-    def max_length(self) -> int | None:
-        """Context length in tokens, where the tokenizer says one."""
-        length: int = self._hf.model_max_length
-        return length if length < _NO_LENGTH else None
-
-    @property
     def adds_bos(self) -> bool:
         """Whether it puts a BOS in front of a text by itself."""
         (ids,) = self.encode_batch([""], add_special_tokens=True)
@@ -62,14 +75,21 @@ class Tokenizer:
         bos_id: int | None = self._hf.bos_token_id
         return bos_id
 
-    @property
-    def eos_id(self) -> int | None:
-        """End-of-text token, if there is one."""
+    def card(self, prefix_id: int | None = None) -> TokenizerCard:
+        """Return what plans say of it; `prefix_id` may stand in front of a document. Raises UsageError for no token."""
+        length: int = self._hf.model_max_length
         eos_id: int | None = self._hf.eos_token_id
-        return eos_id
+        names = {token: self._name(token) for token in (prefix_id, eos_id, self.spec.prefix_id) if token is not None}
+        return TokenizerCard(
+            spec=self.spec,
+            chat_digest=sha256_hex(canonical_json([self.spec.digest, self.chat_template])),
+            max_length=length if length < _NO_LENGTH else None,
+            adds_bos=self.adds_bos,
+            eos_id=eos_id,
+            names=names,
+        )
 
-    def token(self, token_id: int) -> str:
-        """Text of a token id. Raises UsageError for one beyond the vocabulary."""
+    def _name(self, token_id: int) -> str:
         if not 0 <= token_id < self.spec.vocab_size:
             raise UsageError(
                 f"token id {token_id} is beyond the vocabulary of {self.spec.vocab_size} tokens; name another"
@@ -163,11 +183,6 @@ class Tokenizer:
         identity = [self._backend.to_str(), self._hf.bos_token_id, self._hf.eos_token_id, self._hf.split_special_tokens]
         return sha256_hex(canonical_json(identity))
 
-    def with_prefix(self, token_id: int | None) -> TokenizerSpec:
-        """Return the spec with another prefix token."""
-        text = "" if token_id is None else self.token(token_id)
-        return msgspec.structs.replace(self.spec, prefix_id=token_id, prefix=text)
-
 
 def load_tokenizer(name: str, revision: str | None = None, *, trust_remote_code: bool = False) -> Tokenizer:
     """Load the tokenizer of a model folder or a hub id. Raises UsageError where there is none that can be used."""
@@ -188,3 +203,27 @@ def load_tokenizer(name: str, revision: str | None = None, *, trust_remote_code:
             f"{name}: expected a tokenizer with a tokenizer.json, found {type(hf).__name__}; convert it first"
         )
     return Tokenizer(name, hf)
+
+
+def load_card(
+    name: str, revision: str | None = None, *, trust_remote_code: bool = False, prefix_id: int | None = None
+) -> TokenizerCard:
+    """Return what plans say of a tokenizer; that of a folder is remembered. Raises UsageError as loading it does."""
+
+    def read() -> TokenizerCard:
+        return load_tokenizer(name, revision, trust_remote_code=trust_remote_code).card(prefix_id)
+
+    folder = expand_home(name)
+    if trust_remote_code or not folder.is_dir():
+        return read()
+    files = [file for where in (folder, folder / "additional_chat_templates") for file in where.glob("*.*")]
+    question = ["tokenizer 1", name, prefix_id, version("transformers"), version("tokenizers")]
+    try:
+        return remembered(
+            cache_folder() / "tokenizers", question, sorted(filter(Path.is_file, files)), TokenizerCard, read
+        )
+    except OSError as error:
+        raise UsageError(
+            f"{name}: the tokenizer could not be looked up ({error}); its files have to be readable and "
+            f"{cache_folder()} writable (EVERPLEX_CACHE names another cache folder)"
+        ) from error

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from everplex.stages import weights
-from everplex.stages.weights import SETTLED_SECONDS, digest_model
+from everplex.stages.memo import SETTLED_SECONDS
+from everplex.stages.weights import digest_model
 from everplex.storage.errors import UsageError
 
 
@@ -88,7 +89,7 @@ def test_a_settled_file_is_hashed_once(model: Path, cache: Path) -> None:
     """The cached digest of a file that is old enough is used, and another file has none."""
     digest_model(model, cache_folder=cache)
     (entry,) = entries(cache)
-    entry.write_text(entry.read_text().replace(json.loads(entry.read_text())["digest"], "0" * 64))
+    entry.write_text(entry.read_text().replace(json.loads(entry.read_text())["answer"], "0" * 64))
     cached = digest_model(model, cache_folder=cache)
     entry.unlink()
     assert digest_model(model, cache_folder=cache) != cached
@@ -117,7 +118,7 @@ def test_a_torn_cache_entry_is_replaced(model: Path, cache: Path) -> None:
     (entry,) = entries(cache)
     entry.write_text("{")
     assert digest_model(model, cache_folder=cache) == before
-    assert json.loads(entry.read_text())["digest"]
+    assert json.loads(entry.read_text())["answer"]
 
 
 def test_every_block_counts(model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
