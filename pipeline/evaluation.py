@@ -29,7 +29,8 @@ def work_on(run: OpenRun) -> tuple[Run, Ledger]:
     A run in which nothing is missing and nothing has to be evaluated again needs no model, only its digest.
     """
     identity = Identity(run)
-    model = None if identity.stored else _load(run, identity)  # while the weights are hashed, in a thread
+    is_new = identity.stored is None and not run.settings.reuse_from
+    model = _load(run, identity) if is_new else None  # while the weights are hashed, in a thread
     early = identity.early()
     ledger = Ledger(run.store, run.plan, early.id())
     send_spool(run, early)

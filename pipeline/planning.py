@@ -77,8 +77,7 @@ def obtain_plan(settings: Settings, rank: Rank, store: Store, stop: Stop, progre
         options = plan_options(settings)
         if options.groups is not None:  # a part of what is planned may be evaluated alone
             options = msgspec.structs.replace(options, groups=_planned_groups(plan))
-        with collector_paused():  # the tokenizer brings large libraries
-            check_plan(plan, options, verify_data=settings.verify_data)
+        check_plan(plan, options, verify_data=settings.verify_data)
     return plan
 
 

@@ -33,7 +33,7 @@ from typing import Protocol
 from everplex.actions import Action, Busy, Done, Extra, Refresh, Take, Wait
 from everplex.pool import Pool
 from everplex.ranked import Ranked
-from everplex.stages.assign import fixed_order
+from everplex.stages.assign import assign, fixed_order
 from everplex.stages.writer import Receipt
 
 __all__ = ["Action", "Busy", "Done", "Extra", "Refresh", "Schedule", "Take", "Wait"]
@@ -109,7 +109,7 @@ class Schedule:
         if rank is None or world_size is None:
             self._policy = Pool(self, worker)
         else:
-            shard = whole_order[rank::world_size]
+            shard = assign(whole_order, world_size)[rank]
             self._policy = Ranked(self, [chunk for chunk in shard if only is None or chunk in only], rank, world_size)
 
     # Questions

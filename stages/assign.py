@@ -21,9 +21,8 @@ def fixed_order(plan_digest: str, chunk_ids: Iterable[str]) -> list[str]:
     return sorted(chunk_ids, key=lambda chunk: (_hash(f"{plan_digest}:{chunk}"), chunk))
 
 
-def assign(plan_digest: str, chunk_ids: Iterable[str], world_size: int) -> list[list[str]]:
+def assign(order: Sequence[str], world_size: int) -> list[Sequence[str]]:
     """Return the shard of each rank: the fixed order, position modulo world size."""
-    order = fixed_order(plan_digest, chunk_ids)
     return [order[rank::world_size] for rank in range(world_size)]
 
 

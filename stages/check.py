@@ -82,7 +82,9 @@ def _check_values(record: Record) -> None:
     _check_parts(record, nll, "documents", record.doc_nll)
     _check_parts(record, nll, "positions", record.position_nll)
     if not all(map(math.isfinite, (record.seconds, nll_sq, *record.sums.values()))):
-        raise _wrong(record, "seconds, nll_sq and other sums", "finite numbers", "one that is not")
+        values = {"seconds": record.seconds, "nll_sq": nll_sq, **record.sums}
+        name = next(name for name, value in values.items() if not math.isfinite(value))
+        raise _wrong(record, name, "a finite number", values[name])
     largest = record.nll_max if tokens else 0.0
     if largest is None or not largest <= FLOAT32_MAX:
         raise _wrong(record, "largest loss", "a float32", largest)

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from everplex.storage.errors import UsageError
+
 LONG, SHORT = 12, 8
 """Lengths of the two rows of the comparison; the second is padded."""
 
@@ -60,7 +62,7 @@ def take_apart(model: Any, *, compiled: bool = False) -> Parts:
     """Return the parts of a model, unproved; the body has to run before the projection does."""
     name = model.base_model_prefix
     module = getattr(model, name)
-    run = torch.compile(module, dynamic=True) if compiled else module
+    run = _compile(module) if compiled else module
     stand_in = _PassThrough()
     shell = copy.copy(model)
     shell._modules = model._modules | {name: stand_in}  # noqa: SLF001 - the copy shares all but its body
@@ -76,6 +78,23 @@ def take_apart(model: Any, *, compiled: bool = False) -> Parts:
         return logits_1KV[0]
 
     return Parts(body, project)
+
+
+def _compile(module: Any) -> Callable[..., Any]:
+    from torch._dynamo.exc import TorchDynamoException  # noqa: PLC0415 - seconds to import, and only compiling needs it
+
+    compiled: Callable[..., Any] = torch.compile(module, dynamic=True)
+
+    def run(**inputs: Any) -> Any:
+        try:
+            return compiled(**inputs)
+        except TorchDynamoException as error:  # at the first call, or at one of another shape
+            reason = str(error).strip().partition("\n")[0]
+            raise UsageError(
+                f"--compile: torch cannot compile {type(module).__name__} here ({reason}); leave it out"
+            ) from error
+
+    return run
 
 
 @torch.inference_mode()

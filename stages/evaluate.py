@@ -63,7 +63,10 @@ class Evaluator:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds per step so far: batching, h2d, forward, projection, reduction, d2h; empty without a profile."""
+        """Seconds per step so far: h2d, forward, projection, reduction, d2h, and beside them batching.
+
+        Empty without a profile.
+        """
         return self._ahead.seconds | self._watch.seconds
 
     def prepare(self, chunk: Chunk) -> Prepared | None:
@@ -92,6 +95,7 @@ class Evaluator:
         return Losses(nll_S, prepared.shapes, prepared.batch_tokens, time.perf_counter() - start)
 
     def _prepare(self, chunk: Chunk, batch_tokens: int) -> Prepared:
+        needs_mask = self._scorer.verdict.needs_mask
         with self._ahead("batching"):
             found = list(make_batches(chunk, batch_tokens, self._overhead_tokens))
             return Prepared(
@@ -99,7 +103,7 @@ class Evaluator:
                 [
                     Batch(
                         self._on_host(batch.ids_BT),
-                        None if batch.mask_BT is None else self._on_host(batch.mask_BT),
+                        self._on_host(batch.mask_BT) if batch.mask_BT is not None and needs_mask else None,
                         self._on_host(batch.positions_S),
                         self._on_host(batch.targets_S),
                     )
@@ -132,7 +136,14 @@ class Evaluator:
 
     def _on_host(self, array: NDArray[np.int64]) -> torch.Tensor:
         tensor = torch.from_numpy(array)
-        return tensor.pin_memory() if self._device.type == "cuda" else tensor
+        if self._device.type != "cuda":
+            return tensor
+        try:
+            return tensor.pin_memory()
+        except RuntimeError as error:  # the copy waits, and the result is the same
+            if not is_out_of_memory(error):
+                raise
+            return tensor
 
     def _to_device(self, batch: Batch) -> Batch:
         with self._watch("h2d"):

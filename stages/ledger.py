@@ -5,6 +5,7 @@ read after all. What is wrong with an object is one sentence in `set_aside`, and
 cannot be read is another matter: the store's error is raised, because absence must never be concluded from it.
 """
 
+import gc
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -177,6 +178,7 @@ class Ledger:
                         waiting.append((runs[0], pool.submit(self._get_all, runs.pop(0))))
                     run, future = waiting.popleft()
                     yield from map(_decode, run, future.result())
+                    gc.collect(0)  # requests leave cycles, which would pile up while the collector is paused
             finally:
                 for _, future in waiting:
                     future.cancel()

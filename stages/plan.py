@@ -13,6 +13,7 @@ from typing import NamedTuple, Self
 import msgspec
 
 from everplex.stages.arrays import FileTokens
+from everplex.stages.collector import collector_paused
 from everplex.stages.corpus import Corpus, current_spec
 from everplex.stages.documents import Document
 from everplex.stages.encode import Encoder, choose
@@ -168,12 +169,13 @@ def check_plan(stored: Plan, options: PlanOptions, *, verify_data: bool = False)
     Files of the same place, size and time as before are taken to be the same; `verify_data` reads them all.
     """
     _check(options)
-    card = load_card(
-        options.tokenizer,
-        options.revision,
-        trust_remote_code=options.trust_remote_code,
-        prefix_id=options.prefix_id,
-    )
+    with collector_paused():  # a tokenizer brings large libraries
+        card = load_card(
+            options.tokenizer,
+            options.revision,
+            trust_remote_code=options.trust_remote_code,
+            prefix_id=options.prefix_id,
+        )
     protocol, tokenizer = choose(options, card)
     given = msgspec.structs.replace(
         stored,

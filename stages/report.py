@@ -166,7 +166,7 @@ def _workers(summary: Summary) -> list[str]:
     return [*table(WORKER_COLUMNS, worker_rows(summary)), *WHY_NOT_LEFT_OUT.split("\n")]
 
 
-BESIDE = ("read", "decode")
+BESIDE = ("read", "decode", "batching")
 """Steps that run beside the others, in the loading thread."""
 MODEL = ("forward", "projection")
 

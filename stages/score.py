@@ -36,7 +36,7 @@ class Batch(NamedTuple):
 
     ids_BT: Tensor
     mask_BT: Tensor | None
-    """1 for a token, 0 for padding; None where there is no padding."""
+    """1 for a token, 0 for padding; None where there is no padding, or where it does not show."""
     positions_S: Tensor
     """Where, in the flattened batch, the scored targets are predicted."""
     targets_S: Tensor
@@ -85,10 +85,9 @@ class Scorer:
 
     def add(self, batch: Batch) -> None:
         """Run the model on one more batch."""
-        mask_BT = batch.mask_BT if self.verdict.needs_mask else None
         if self._parts is None:
             with self._watch("forward"):
-                logits_NV = whole_logits(self._model, batch.ids_BT, mask_BT).flatten(0, 1)
+                logits_NV = whole_logits(self._model, batch.ids_BT, batch.mask_BT).flatten(0, 1)
             slices = zip(
                 torch.split(batch.positions_S, self._rows), torch.split(batch.targets_S, self._rows), strict=True
             )
@@ -96,7 +95,7 @@ class Scorer:
                 self._reduce(logits_NV[positions_K], targets_K)
             return
         with self._watch("forward"):
-            self._hidden.append(self._parts.body(batch.ids_BT, mask_BT).flatten(0, 1)[batch.positions_S])
+            self._hidden.append(self._parts.body(batch.ids_BT, batch.mask_BT).flatten(0, 1)[batch.positions_S])
         self._targets.append(batch.targets_S)
         self._waiting += len(batch.targets_S)
         self._project(self._waiting - self._waiting % self._rows)

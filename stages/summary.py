@@ -59,7 +59,7 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     last_seq: int
     store_requests: dict[str, int] = {}
     profile: dict[str, float] = {}
-    """Seconds by step, where a profile was asked for; `read` and `decode` run beside the others."""
+    """Seconds by step, where a profile was asked for; `read`, `decode` and `batching` run beside the others."""
 
 
 class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):

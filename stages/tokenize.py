@@ -4,7 +4,6 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,6 +20,8 @@ from everplex.storage.local import cache_folder, expand_home
 
 __all__ = ["ChatTemplateError", "Tokenizer", "TokenizerCard", "load_card", "load_tokenizer"]
 
+_FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt", "additional_chat_templates/*")
+"""Files of a folder that a tokenizer may be made of."""
 _NO_LENGTH = 1_000_000
 """Tokenizers that know no length say a huge one."""
 
@@ -216,12 +217,11 @@ def load_card(
     folder = expand_home(name)
     if trust_remote_code or not folder.is_dir():
         return read()
-    files = [file for where in (folder, folder / "additional_chat_templates") for file in where.glob("*.*")]
-    question = ["tokenizer 1", name, prefix_id, version("transformers"), version("tokenizers")]
+    files = sorted(file for pattern in _FILES for file in folder.glob(pattern) if file.is_file())
+    names = [str(file.relative_to(folder)) for file in files]
+    question = ["tokenizer 1", name, prefix_id, version("transformers"), version("tokenizers"), names]
     try:
-        return remembered(
-            cache_folder() / "tokenizers", question, sorted(filter(Path.is_file, files)), TokenizerCard, read
-        )
+        return remembered(cache_folder() / "tokenizers", question, files, TokenizerCard, read)
     except OSError as error:
         raise UsageError(
             f"{name}: the tokenizer could not be looked up ({error}); its files have to be readable and "

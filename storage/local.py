@@ -172,7 +172,7 @@ class LocalStore:
 def _modified(entry: os.DirEntry[str]) -> float | None:
     try:
         return entry.stat().st_mtime
-    except FileNotFoundError:  # gone meanwhile
+    except OSError:  # gone meanwhile, or on a mount that is: then nothing is told
         return None
 
 

@@ -1,5 +1,6 @@
 """The summary for people: what the text and the HTML page say, and what they never leave out."""
 
+import re
 from html.parser import HTMLParser
 
 import msgspec
@@ -54,6 +55,28 @@ def test_the_protocol_stands_beside_the_numbers() -> None:
     summary = _summary()
     assert f"protocol: {summary.protocol.label}" in text_report(summary)
     assert summary.protocol.label in html_report(summary)
+
+
+def test_a_profile_is_a_table_by_worker() -> None:
+    """Steps are shares of what the main thread spent; what runs beside it is in seconds and in no share."""
+    summary = _summary(workers=1)
+    profile = {"forward": 6.0, "projection": 2.0, "idle": 2.0, "read": 1.5, "decode": 0.5, "batching": 3.0}
+    assert "time of worker" not in text_report(summary)
+    workers = [msgspec.structs.replace(worker, profile=profile) for worker in summary.workers]
+    lines = text_report(msgspec.structs.replace(summary, workers=workers)).splitlines()
+    start = next(index for index, line in enumerate(lines) if "time of worker" in line)
+    head, row = (re.split(r"  +", line.strip()) for line in lines[start : start + 2])
+    assert dict(zip(head, row, strict=True)) == {
+        "time of worker": summary.workers[0].worker[:8],
+        "in all": "10.0 s",
+        "bare model": "80.0 %",
+        "forward": "60.0 %",
+        "idle": "20.0 %",
+        "projection": "20.0 %",
+        "(read)": "1.50 s",
+        "(decode)": "0.50 s",
+        "(batching)": "3.00 s",
+    }
 
 
 def test_a_partial_answer_says_so_first() -> None:

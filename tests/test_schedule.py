@@ -7,7 +7,7 @@ from simulation.pool import PoolRun
 
 from everplex.actions import Action, Busy, Done, Extra, Refresh, Take, Wait
 from everplex.schedule import MAX_ATTEMPTS, VISIBLE_SECONDS, Schedule
-from everplex.stages.assign import assign, owner
+from everplex.stages.assign import assign, fixed_order, owner
 from everplex.stages.writer import Receipt
 
 CHUNKS = [f"g/{index:08d}" for index in range(24)]
@@ -82,7 +82,7 @@ def test_a_rank_does_its_shard_in_order_and_skips_what_is_recorded(
 ) -> None:
     """What is pending never moves a chunk to another rank."""
     rank = data.draw(st.integers(0, world_size - 1))
-    mine = [chunk for chunk in assign("plan", CHUNKS, world_size)[rank] if chunk not in recorded]
+    mine = [chunk for chunk in assign(fixed_order("plan", CHUNKS), world_size)[rank] if chunk not in recorded]
     driver = Driver(ranked(rank, world_size), set(recorded))
     driver.until(evaluations=len(mine))
     assert driver.chunks == mine
@@ -128,7 +128,7 @@ def test_a_finished_run_needs_no_evaluation() -> None:
 def test_backup_passes_belong_to_one_rank_after_a_wait() -> None:
     """Pass 1 begins one mean chunk time after the shard; its chunks are those of this rank, from the end."""
     driver = Driver(ranked(0, 3))
-    shard = assign("plan", CHUNKS, 3)[0]
+    shard = assign(fixed_order("plan", CHUNKS), 3)[0]
     driver.until(evaluations=len(shard))
     ended = driver.now
     missing = [chunk for chunk in _order() if chunk not in shard]
@@ -149,7 +149,7 @@ def test_a_living_rank_takes_over_everything_from_dead_ones() -> None:
 def test_straggling_work_is_left_alone_when_it_arrives_in_time() -> None:
     """A chunk that appears during the wait before a pass is not evaluated again."""
     driver = Driver(ranked(0, 2))
-    shard, others = assign("plan", CHUNKS, 2)
+    shard, others = assign(fixed_order("plan", CHUNKS), 2)
     driver.recorded |= set(others[:-1])
     driver.until(evaluations=len(shard))
     driver.until(seconds=0.5)
@@ -159,7 +159,7 @@ def test_straggling_work_is_left_alone_when_it_arrives_in_time() -> None:
 
 
 def _order() -> list[str]:
-    return assign("plan", CHUNKS, 1)[0]
+    return fixed_order("plan", CHUNKS)
 
 
 def test_a_worker_may_be_limited_to_some_groups() -> None:
@@ -257,7 +257,7 @@ def test_a_store_that_cannot_be_listed_ends_the_worker() -> None:
             driver._evaluate(driver.held.pop(0))
         else:
             driver.held.append(action)
-    assert set(assign("plan", CHUNKS, 2)[0]) <= set(driver.chunks)
+    assert set(assign(fixed_order("plan", CHUNKS), 2)[0]) <= set(driver.chunks)
     assert failures <= 4
     assert not action.complete
 

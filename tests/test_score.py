@@ -3,9 +3,11 @@
 import itertools
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -31,7 +33,9 @@ from transformers import (
 )
 
 from everplex.stages.evaluate import Evaluator
+from everplex.stages.model import LoadedModel
 from everplex.stages.score import slice_rows
+from everplex.storage.errors import UsageError
 
 SIZES: dict[str, Any] = {
     "vocab_size": 101, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -65,6 +69,43 @@ def _with_head_bias(model: Any) -> Any:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+def _compiled(model: Any) -> LoadedModel:
+    loaded = wrap_model(model)
+    return replace(loaded, environment=msgspec.structs.replace(loaded.environment, compile=True))
+
+
+def test_a_compiled_body_gives_the_same_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --compile the model's body is what torch.compile gives (here traced and run as it is), for every shape."""
+    compiled: list[str] = []
+    compile_module = torch.compile
+
+    def compile_eagerly(module: Any, **options: Any) -> Any:
+        compiled.append(type(module).__name__)
+        return compile_module(module, backend="eager", **options)
+
+    monkeypatch.setattr(torch, "compile", compile_eagerly)
+    model = MODELS["llama, own head"]().eval()
+    rows = random_rows([2, 30, 17, 64], 101)
+    evaluator = Evaluator(_compiled(model), batch_tokens=120)
+    for _ in range(2):
+        found = evaluator.evaluate(make_chunk(rows))
+        np.testing.assert_allclose(found.nll_S, oracle_losses(model, rows), rtol=0, atol=2e-5)
+    assert compiled == ["LlamaModel"]
+
+
+def test_a_model_that_cannot_be_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch's compiler fails, as without a C++ compiler, one sentence names the option."""
+    compile_module = torch.compile
+
+    def fail(*_: Any) -> None:
+        raise FileNotFoundError("no C++ compiler")
+
+    monkeypatch.setattr(torch, "compile", lambda module, **options: compile_module(module, backend=fail, **options))
+    evaluator = Evaluator(_compiled(MODELS["llama, own head"]()), batch_tokens=120)
+    with pytest.raises(UsageError, match=r"--compile: torch cannot compile LlamaModel here \(.*leave it out"):
+        evaluator.evaluate(make_chunk(random_rows([2, 30], 101)))
 
 
 @pytest.mark.parametrize("name", MODELS)

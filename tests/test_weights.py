@@ -89,7 +89,7 @@ def test_a_settled_file_is_hashed_once(model: Path, cache: Path) -> None:
     """The cached digest of a file that is old enough is used, and another file has none."""
     digest_model(model, cache_folder=cache)
     (entry,) = entries(cache)
-    entry.write_text(entry.read_text().replace(json.loads(entry.read_text())["answer"], "0" * 64))
+    entry.write_text(entry.read_text().replace(json.loads(entry.read_text()), "0" * 64))
     cached = digest_model(model, cache_folder=cache)
     entry.unlink()
     assert digest_model(model, cache_folder=cache) != cached
@@ -102,6 +102,24 @@ def test_a_change_shows_though_size_and_time_were_put_back(model: Path, cache: P
     assert entries(cache)
     flip_last_byte(model / "model.safetensors")
     assert digest_model(model, cache_folder=cache) != before
+
+
+def test_a_file_that_changes_while_it_is_hashed_is_refused(
+    model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint that is still being written has no digest yet; nothing is kept of it."""
+    hash_block = weights._hash_block
+
+    def write_meanwhile(file: Path, start: int) -> bytes:
+        digest = hash_block(file, start)
+        with file.open("ab") as stream:
+            stream.write(b"more")
+        return digest
+
+    monkeypatch.setattr(weights, "_hash_block", write_meanwhile)
+    with pytest.raises(UsageError, match="changed while it was read; wait until it is written"):
+        digest_model(model, cache_folder=cache)
+    assert entries(cache) == []
 
 
 def test_a_fresh_file_is_not_cached(model: Path, cache: Path) -> None:
@@ -118,7 +136,7 @@ def test_a_torn_cache_entry_is_replaced(model: Path, cache: Path) -> None:
     (entry,) = entries(cache)
     entry.write_text("{")
     assert digest_model(model, cache_folder=cache) == before
-    assert json.loads(entry.read_text())["answer"]
+    assert json.loads(entry.read_text())
 
 
 def test_every_block_counts(model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
