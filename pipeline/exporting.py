@@ -31,7 +31,8 @@ ExportFormat = Literal["parquet", "csv", "jsonl", "lm-eval"]
 def encode_export(merge: Merge, summary: Summary, form: ExportFormat, table: TableName) -> bytes:
     """Return a table of the run, or with `lm-eval` its results file."""
     if form == "lm-eval":
-        return msgspec.json.format(msgspec.json.encode(lm_eval_results(summary, time.time())), indent=2) + b"\n"
+        limit = msgspec.convert(merge.plan.corpus.options.get("limit_documents"), int | None)
+        return msgspec.json.format(msgspec.json.encode(lm_eval_results(summary, time.time(), limit)), indent=2) + b"\n"
     match table:
         case "chunks":
             rows = chunk_rows(_counted(merge))

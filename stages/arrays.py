@@ -94,7 +94,7 @@ def _token_dtype(options: PlanOptions, url: str) -> np.dtype[Any]:
         raise UsageError(f"{url}: a flat file does not say what its elements are; give --token-dtype, such as uint16")
     try:
         dtype = np.dtype(options.token_dtype)
-    except TypeError:
+    except (TypeError, ValueError, SyntaxError):
         dtype = np.dtype(object)
     if dtype.kind not in "iu":
         raise UsageError(f"--token-dtype: expected an integer type such as uint16, found {options.token_dtype!r}")

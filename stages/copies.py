@@ -41,6 +41,7 @@ class Source(NamedTuple):
     store_requests: dict[str, int]
     profile: dict[str, float]
     created: float
+    reused_from: str | None = None
 
 
 class Copies(NamedTuple):

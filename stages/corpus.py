@@ -1,7 +1,7 @@
 """The corpus: its documents in order, streamed, chosen and checked on the way, with a digest of what was read."""
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
 
 from everplex.stages.columns import arrow_files
@@ -40,14 +40,14 @@ class Corpus:
         """Stored bytes read so far."""
         return sum(file.stored_bytes for file in self._files) + (self._stream.read_bytes if self._stream else 0)
 
-    def documents(self) -> Iterator[Document]:
-        """Yield the chosen documents in corpus order.
+    def documents(self, tick: Callable[[], None] = lambda: None) -> Iterator[Document]:
+        """Yield the chosen documents in corpus order; `tick` is called for each of a first pass, which a sample needs.
 
         Raises UsageError, naming file and row, at the first one that cannot be used, and for a group without any.
         """
         options = self._options
         if options.sample_documents is not None:
-            sample = _sample(self._chosen(), options.sample_documents, options.seed)
+            sample = _sample(self._chosen(), options.sample_documents, options.seed, tick)
             yield from (document for ordinal, document in enumerate(self._chosen()) if ordinal in sample)
         else:
             yield from self._chosen()
@@ -128,12 +128,15 @@ def _check(options: PlanOptions) -> None:
             raise UsageError(f"--{name.replace('_', '-')}: expected at least 1, found {number}")
 
 
-def _sample(documents: Iterator[Document], size: int, seed: int) -> set[int]:
+def _sample(documents: Iterator[Document], size: int, seed: int, tick: Callable[[], None]) -> set[int]:
     """Ordinals of `size` documents: those whose hash with the seed is smallest, so the same on every machine."""
-    ranked = (
-        (blake2b(f"{seed}:{ordinal}".encode(), digest_size=8).digest(), ordinal) for ordinal, _ in enumerate(documents)
-    )
-    return {ordinal for _, ordinal in heapq.nsmallest(size, ranked)}
+
+    def ranked() -> Iterator[tuple[bytes, int]]:
+        for ordinal, _ in enumerate(documents):
+            tick()
+            yield blake2b(f"{seed}:{ordinal}".encode(), digest_size=8).digest(), ordinal
+
+    return {ordinal for _, ordinal in heapq.nsmallest(size, ranked())}
 
 
 def _corpus_file(url: str, stat: InputStat, digest: str) -> CorpusFile:

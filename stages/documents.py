@@ -1,5 +1,6 @@
 """A document as it comes out of a corpus, and how a row with fields becomes one."""
 
+import json
 import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -144,6 +145,7 @@ def _messages(row: Mapping[str, Any], field: str, place: Place) -> list[dict[str
     for index, message in enumerate(value, 1):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise UsageError(f"{place}: message {index} of field {field!r} has no role; mend or drop this row")
+        _check_text(message["role"], f"role of message {index}", place)
         if isinstance(message.get("content"), str):
             _check_text(message["content"], f"message {index}", place)
         elif message.get("content") is not None or message["role"] != "assistant":
@@ -151,6 +153,7 @@ def _messages(row: Mapping[str, Any], field: str, place: Place) -> list[dict[str
                 f"{place}: expected a string as content of message {index}, found {_kind(message.get('content'))}; "
                 "mend or drop this row"
             )
+        _check_text(json.dumps(message, ensure_ascii=False, default=str), f"message {index}, as JSON,", place)
     return value
 
 

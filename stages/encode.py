@@ -101,8 +101,8 @@ class Encoder:
         texts = [split_prompt(pair) for pair in pairs]
         prompts = self.encode_texts([prompt for prompt, _ in texts])
         wholes = self.encode_texts([whole for _, whole in texts])
-        for pair, prompt_N, whole_N in zip(pairs, prompts, wholes, strict=True):
-            yield Encoded(whole_N, np.arange(len(whole_N)) >= len(prompt_N), count_text(pair.completion))
+        for (prompt, whole), prompt_N, whole_N in zip(texts, prompts, wholes, strict=True):
+            yield Encoded(whole_N, np.arange(len(whole_N)) >= len(prompt_N), count_text(whole[len(prompt) :]))
 
     def _chats(self, documents: Sequence[Document]) -> Iterator[Encoded]:
         chats = [

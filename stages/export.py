@@ -99,19 +99,23 @@ def worker_rows(summary: Summary) -> Iterator[Row]:
         yield {**row, "store_requests": sum(count for name, count in requests.items() if name != "retries")}
 
 
-def lm_eval_results(summary: Summary, date: float) -> dict[str, Any]:
+def lm_eval_results(summary: Summary, date: float, limit: int | None = None) -> dict[str, Any]:
     """Return the results in the layout of lm-eval 0.4.13's results files; `date` is in seconds since the epoch.
 
-    Every group is a task. Where there are several, the whole is a group of tasks named `everplex`.
+    Every group is a task. Where there are several, the whole is a group of tasks named `everplex`, with an underscore
+    where a group has that name. `limit` is the number of documents after which no more were read.
     """
     several = len(summary.groups) > 1
     tasks = {name: _metrics(name, numbers) for name, numbers in sorted(summary.groups.items())}
-    whole = {"everplex": _metrics("everplex", summary)} if several else {}
+    total = "everplex"
+    while total in tasks:
+        total += "_"
+    whole = {total: _metrics(total, summary)} if several else {}
     everything = {**tasks, **whole}
     return {
         "results": everything,
         **({"groups": whole} if several else {}),
-        "group_subtasks": {"everplex": list(tasks)} if several else {},
+        "group_subtasks": {total: list(tasks)} if several else {},
         "configs": {name: _task_config(name, summary) for name in tasks},
         "versions": dict.fromkeys(everything, summary.protocol.version),
         "n-shot": dict.fromkeys(everything, 0),
@@ -126,7 +130,7 @@ def lm_eval_results(summary: Summary, date: float) -> dict[str, Any]:
             "model_dtype": f"torch.{summary.dtype}",
             "model_revision": summary.model.revision or "main",
             "model_sha": summary.model.digest,
-            "limit": None,
+            "limit": limit,
         },
         "date": date,
         "max_length": summary.protocol.context,

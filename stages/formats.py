@@ -39,18 +39,20 @@ def read_jsonl(stream: InputStream, options: PlanOptions) -> Iterator[tuple[int,
             continue
         try:
             yield number, decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             yield number, _decode_slowly(line, Place(stream.url, "line", number))
 
 
 def _decode_slowly(line: bytes, place: Place) -> dict[str, Any]:
     """Decode what the fast decoder refused: it may only hold a NaN; if not, say exactly what is wrong with it."""
     try:
-        value = json.loads(decode_text(line, place))
+        value = json.loads(decode_text(line.rstrip(b"\r\n"), place))
     except json.JSONDecodeError as error:
         raise UsageError(
             f"{place}: expected a JSON object, found invalid JSON ({error.msg} at column {error.colno}); mend this line"
         ) from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of nested lists
+        raise UsageError(f"{place}: expected a JSON object that can be read ({error}); mend this line") from error
     if not isinstance(value, dict):
         raise UsageError(f"{place}: expected a JSON object, found {type(value).__name__}; write one object per line")
     return value

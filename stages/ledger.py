@@ -163,7 +163,7 @@ class Ledger:
         environment = self._environments.setdefault(header.environment, header.environment)
         return Source(
             key, header.worker, header.first, header.seq, header.device, environment, header.rank,
-            header.store_requests, header.profile, header.created,
+            header.store_requests, header.profile, header.created, header.reused_from,
         )  # fmt: skip
 
     def _fetch(self, keys: Sequence[str]) -> Iterator[Segment | CorruptObjectError | ObjectNotFoundError]:

@@ -23,7 +23,7 @@ from everplex.stages.plan_state import DigestedDocuments, load_state, planning_i
 from everplex.stages.records import ChunkTable, Plan
 from everplex.stages.stored import compare_plans, save_plan
 from everplex.stages.tokenize import load_card
-from everplex.storage.errors import IncompleteError, ObjectExistsError, UsageError
+from everplex.storage.errors import CorruptObjectError, IncompleteError, ObjectExistsError, UsageError
 from everplex.storage.store import Store
 
 __all__ = ["PlanOptions", "PlanProgress", "check_plan", "make_plan"]
@@ -100,12 +100,18 @@ class _Planner:
         self._corpus = corpus
         self._uploads = uploads
         self._identity = planning_identity(options, encoder)
-        self._documents = DigestedDocuments(corpus.documents())
+        self._documents = DigestedDocuments(())
         self._num_kept = 0
 
     def run(self, progress: Callable[[PlanProgress], None], stop: Callable[[], bool], state_seconds: float) -> None:
         """Plan the whole corpus. Raises IncompleteError when `stop` says so."""
-        self._resume(stop)
+
+        def tick() -> None:
+            if stop():
+                raise IncompleteError("planning stopped before there was anything new; run the same command again")
+
+        self._documents = DigestedDocuments(self._corpus.documents(tick))
+        self._resume(tick, progress)
         saved = time.monotonic()
         for batch in _batches(self._documents):
             self._add(batch)
@@ -123,19 +129,25 @@ class _Planner:
                 self._uploads.submit(output)
         progress(self._progress())
 
-    def _resume(self, stop: Callable[[], bool]) -> None:
+    def _resume(self, tick: Callable[[], None], progress: Callable[[PlanProgress], None]) -> None:
         """Take over the state of an interrupted planner if the corpus begins with the documents that it planned."""
         state = load_state(self._store, self._identity)
         if state is None:
             return
         for _ in islice(self._documents, state.documents):
-            if stop():
-                raise IncompleteError("planning stopped before it had read what is planned; run the same command again")
+            tick()
+            self._num_kept = self._documents.count
+            if self._num_kept % _BATCH_DOCUMENTS == 0:
+                progress(self._progress())
         if (self._documents.count, self._documents.digest()) == (state.documents, state.digest):
-            self.groups = {group.name: restore_group(group, self._options, self._encoder) for group in state.groups}
-            self._num_kept = state.documents
-        else:
-            self._documents = DigestedDocuments(self._corpus.documents())
+            try:
+                groups = [restore_group(group, self._options, self._encoder) for group in state.groups]
+            except CorruptObjectError:  # then all of it is planned again
+                groups = []
+            if groups:
+                self.groups = {group.name: planned for group, planned in zip(state.groups, groups, strict=True)}
+                return
+        self._documents, self._num_kept = DigestedDocuments(self._corpus.documents(tick)), 0
 
     def _add(self, batch: list[Document]) -> None:
         for document, encoded in zip(batch, self._encoder.encode(batch), strict=True):

@@ -217,7 +217,11 @@ def _check_stride(stride: int, context: int) -> None:
         raise UsageError(f"--stride: expected 1 to {context} (the context), found {stride}")
 
 
-_TURNS = {"assistant": "the assistant's turns", "last": "the last assistant turn", "all": "the rendered chat"}
+_TURNS = {
+    "assistant": "the assistant's turns alone",
+    "last": "the last assistant turn alone",
+    "all": "the rendered chat alone",
+}
 
 
 class Family(NamedTuple):
@@ -274,10 +278,11 @@ def _with_content(protocol: Protocol, options: PlanOptions) -> Protocol:
         return protocol
     if protocol.join == "text":
         raise UsageError(f"the protocol {options.protocol} joins plain texts; use another for {options.content}")
-    part = "the completion" if options.content == "completion" else _TURNS[options.loss_on]
+    is_completion = options.content == "completion"
+    part = "the completion alone, given prefix token and prompt" if is_completion else _TURNS[options.loss_on]
     spec = msgspec.structs.replace(
         protocol.spec,
-        label=f"{protocol.spec.label}; of each document, {part} alone",
-        complete=protocol.spec.complete and options.content == "completion",
+        label=f"{protocol.spec.label}; of each document, {part}",
+        complete=protocol.spec.complete and is_completion,
     )
     return replace(protocol, spec=spec)

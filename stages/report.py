@@ -144,13 +144,17 @@ def worker_rows(summary: Summary) -> list[tuple[str, ...]]:
     """Return a row of cells per worker, for WORKER_COLUMNS."""
     return [
         (
-            worker.worker[:8], worker.device, "-" if worker.rank is None else str(worker.rank),
+            worker.worker[:8], _device(worker), "-" if worker.rank is None else str(worker.rank),
             _number(worker.perplexity), f"{worker.nll:.2f}", f"{worker.tokens:,}", f"{worker.chunks:,}",
             "-" if worker.tokens_per_second is None else f"{worker.tokens_per_second:,.0f}",
             _left_out(summary, worker),
         )
         for worker in summary.workers
     ]  # fmt: skip
+
+
+def _device(worker: WorkerRow) -> str:
+    return worker.device if worker.reused_from is None else f"{worker.device} in run {worker.reused_from[:8]}"
 
 
 def _left_out(summary: Summary, worker: WorkerRow) -> str:

@@ -23,6 +23,7 @@ class WorkerFacts(NamedTuple):
     last_seq: int
     store_requests: dict[str, int]
     profile: dict[str, float]
+    reused_from: str | None
 
 
 def worker_facts(sources: Iterable[Source]) -> list[WorkerFacts]:
@@ -35,7 +36,16 @@ def worker_facts(sources: Iterable[Source]) -> list[WorkerFacts]:
         ):
             newest[source.worker] = source
     return [
-        WorkerFacts(s.worker, s.device, s.environment.device_name, s.rank, s.seq, s.store_requests, s.profile)
+        WorkerFacts(
+            worker=s.worker,
+            device=s.device,
+            device_name=s.environment.device_name,
+            rank=s.rank,
+            last_seq=s.seq,
+            store_requests=s.store_requests,
+            profile=s.profile,
+            reused_from=s.reused_from,
+        )
         for _, s in sorted(newest.items())
     ]
 
@@ -114,4 +124,5 @@ def _worker_row(facts: WorkerFacts, tally: Tally) -> WorkerRow:
         last_seq=facts.last_seq,
         store_requests=facts.store_requests,
         profile=facts.profile,
+        reused_from=facts.reused_from,
     )

@@ -60,6 +60,8 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     store_requests: dict[str, int] = {}
     profile: dict[str, float] = {}
     """Seconds by step, where a profile was asked for; `read`, `decode` and `batching` run beside the others."""
+    reused_from: str | None = None
+    """Id of the run whose results these are, taken over by `--reuse-from`; None where they were evaluated here."""
 
 
 class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):

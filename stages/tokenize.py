@@ -128,13 +128,12 @@ class Tokenizer:
         return np.concatenate((np.array(before, np.int32), inner, np.array(after, np.int32)))
 
     def _added_ends(self, add_special_tokens: bool) -> tuple[list[int], list[int]] | None:
-        """Return the special tokens that go before and behind a text; None where they go elsewhere."""
+        """Return the special tokens that go before and behind a text; None where a short text does not tell them."""
         plain, whole = (self._backend.encode("a", add_special_tokens=add).ids for add in (False, add_special_tokens))
-        for start in range(len(whole) - len(plain) + 1):
-            stop = start + len(plain)
-            if whole[start:stop] == plain:
-                return whole[:start], whole[stop:]
-        return None
+        starts = [start for start in range(len(whole)) if whole[start : start + len(plain)] == plain]
+        if not plain or len(starts) != 1:
+            return None
+        return whole[: starts[0]], whole[starts[0] + len(plain) :]
 
     def encode_by_default(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Token ids with the special tokens that the tokenizer adds by itself.
@@ -192,6 +191,9 @@ def load_tokenizer(name: str, revision: str | None = None, *, trust_remote_code:
     is_path = name.startswith(("/", ".", "~")) or name.count("/") > 1
     if is_path and not os.path.isdir(name):  # noqa: PTH112 - a hub id is no path
         raise UsageError(f"{name}: no such folder; expected one with a tokenizer, or a hub id")
+    folder = expand_home(name)
+    if folder.is_dir() and not any(True for pattern in _FILES for _ in folder.glob(pattern)):
+        raise UsageError(f"{name}: expected a folder with a tokenizer (tokenizer.json), found none in it; name another")
     try:
         hf = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code, use_fast=True)
     except (OSError, ValueError, KeyError, ImportError) as error:

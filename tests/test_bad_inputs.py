@@ -32,6 +32,7 @@ class Place(NamedTuple):
     def file(self, name: str, content: bytes | str) -> Path:
         """Write a file in the folder."""
         path = self.folder / name
+        path.parent.mkdir(exist_ok=True)
         path.write_bytes(content.encode() if isinstance(content, str) else content)
         return path
 
@@ -96,6 +97,36 @@ CASES: dict[str, tuple[Callable[[Place], list[str]], tuple[str, ...]]] = {
     "absent text": (lambda p: p.run(data=p.lines(GOOD, {"body": "b"})), ("line 2", "'text'", "body")),
     "null text": (lambda p: p.run(data=p.lines(GOOD, {"text": None})), ("line 2", "'text'", "null")),
     "text that is a number": (lambda p: p.run(data=p.lines({"text": 5})), ("line 1", "'text'", "a number")),
+    "nested without end": (
+        lambda p: p.run(data=p.file("deep.jsonl", '{"text": "a", "b": ' + "[" * 5000 + "]" * 5000 + "}\n")),
+        ("deep.jsonl, line 1", "mend this line"),
+    ),
+    "a number without end": (
+        lambda p: p.run(data=p.file("long.jsonl", '{"text": "a", "b": ' + "9" * 5000 + "}\n")),
+        ("long.jsonl, line 1", "mend this line"),
+    ),
+    "line that is cut": (
+        lambda p: p.run(data=p.file("cut.jsonl", '{"text": "a"\n')),
+        ("cut.jsonl, line 1", "column 13"),
+    ),
+    "surrogate beside a message": (
+        lambda p: p.run(
+            "--content", "messages", data=p.lines({"messages": [{"role": "user", "content": "x", "name": "\ud800"}]})
+        ),
+        ("corpus.jsonl, line 1", "message 1", "lone surrogate"),
+    ),
+    "NUL in a role": (
+        lambda p: p.run("--content", "messages", data=p.lines({"messages": [{"role": "us\0er", "content": "x"}]})),
+        ("corpus.jsonl, line 1", "role of message 1", "NUL"),
+    ),
+    "token type that is none": (
+        lambda p: p.run("--token-dtype", "i4,,", data=p.file("t.bin", b"1234")),
+        ("--token-dtype", "i4,,"),
+    ),
+    "folder without a tokenizer": (
+        lambda p: p.run("--tokenizer", p.file("parts/readme.md", "none").parent),
+        ("parts", "tokenizer.json"),
+    ),
     "invalid UTF-8": (
         lambda p: p.run(data=p.file("latin.jsonl", b'{"text": "\xe9t\xe9"}\n')),
         ("latin.jsonl, line 1", "UTF-8"),

@@ -163,6 +163,16 @@ def test_lm_eval_reads_its_file(out: str) -> None:
     assert "everplex" in tables
 
 
+def test_a_group_may_have_the_name_of_the_whole(tmp_path: Path) -> None:
+    """Then the whole takes another one, and neither hides the other."""
+    fabric = Fabric({"everplex": [5, 40], "b": [30]})
+    results = json.loads(export(str(save(complete(fabric), tmp_path / "run")), format="lm-eval"))
+    assert {name: found["sample_len"] for name, found in results["results"].items()} == {
+        "b": 1, "everplex": 2, "everplex_": 3,
+    }  # fmt: skip
+    assert results["group_subtasks"] == {"everplex_": ["b", "everplex"]}
+
+
 def test_a_run_of_one_group_is_one_task(tmp_path: Path) -> None:
     """Without groups there is no group of tasks."""
     results = json.loads(export(str(save(complete(Fabric({"all": [5, 40]})), tmp_path / "run")), format="lm-eval"))

@@ -173,7 +173,7 @@ def test_completions_are_split_as_lm_eval_splits_them(tmp_path: Path, tiny_model
         ("é🐕", "🐕"),
     ]
     assert plan.groups[0].windowless.documents == 1
-    assert sum(plan.chunks.bytes) == sum(len(completion.encode()) for _, completion in PAIRS)
+    assert sum(plan.chunks.bytes) == sum(len(scored.encode()) for _, scored in shown)
     assert plan.protocol.complete is True
 
 

@@ -105,6 +105,26 @@ def test_a_long_text_has_the_tokens_of_the_whole(kind: Callable[[], tokenizers.T
         assert short.tolist() == backend.encode("the", add_special_tokens=add).ids
 
 
+def letters(unknown: str | None) -> tokenizers.Tokenizer:
+    """Return a tokenizer of four letters that puts tokens around a text and does not know the letter a."""
+    vocabulary = {"<s>": 0, "</s>": 1, "A": 2, "C": 3, "G": 4, "T": 5, "U": 6}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=unknown))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    return tokenizer
+
+
+@pytest.mark.parametrize("unknown", [None, "<s>", "U"])
+def test_tokens_around_a_long_text_are_where_they_belong(unknown: str | None, tmp_path: Path) -> None:
+    """Even where a probe is no token, or looks like the token in front."""
+    made = letters(unknown)
+    PreTrainedTokenizerFast(tokenizer_object=made, bos_token=SPECIAL[0], eos_token=SPECIAL[1]).save_pretrained(tmp_path)
+    text = "".join(random.Random(0).choices("ACGT", k=LONG_CHARACTERS + 5))
+    (found,) = load_tokenizer(str(tmp_path)).encode_batch([text], add_special_tokens=True)
+    assert np.array_equal(found, made.encode(text).ids)
+
+
 def test_special_tokens_in_a_long_text_are_text_where_they_are_to_be(tmp_path: Path) -> None:
     """The literal text of a special token is tokenised as text in every piece."""
     tokenizer, _ = load(byte_level(), tmp_path)

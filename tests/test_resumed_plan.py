@@ -39,7 +39,12 @@ def interrupt(chosen: PlanOptions, store: LocalStore, batches: int) -> None:
     """Plan so many batches and stop."""
     seen: list[PlanProgress] = []
     with pytest.raises(IncompleteError):
-        make_plan(chosen, store, progress=seen.append, stop=lambda: len(seen) == batches)
+        make_plan(
+            chosen,
+            store,
+            progress=seen.append,
+            stop=lambda: bool(seen) and seen[-1].documents - seen[-1].kept == 1024 * batches,
+        )
 
 
 def resume(chosen: PlanOptions, store: LocalStore) -> tuple[Plan, int]:

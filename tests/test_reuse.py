@@ -8,7 +8,8 @@ from support.corpora import make_documents, write_jsonl
 from support.models import save_tiny_model
 
 import everplex
-from everplex.stages.stored import load_plan
+from everplex.stages.report import text_report
+from everplex.stages.stored import load_plan, load_run
 from everplex.storage.errors import IdentityMismatch
 from everplex.storage.store import open_store
 
@@ -29,6 +30,10 @@ def test_a_grown_corpus_pays_only_for_what_is_new(tmp_path: Path, tiny_model: Pa
     old_plan = load_plan(open_store(str(tmp_path / "old")))
     assert max(worker.chunks for worker in summary.workers) == len(old_plan.chunks) - 2
     assert everplex.run(str(new), model=str(tiny_model), **reusing) == summary
+    (taken,) = (worker for worker in summary.workers if worker.reused_from is not None)
+    assert taken.reused_from == load_run(open_store(str(tmp_path / "old"))).id()
+    assert taken.chunks == len(old_plan.chunks) - 2
+    assert f"in run {taken.reused_from[:8]}" in text_report(summary)
 
 
 def test_another_model_is_refused(tmp_path: Path, tiny_model: Path) -> None:
