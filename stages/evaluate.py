@@ -23,6 +23,10 @@ from everplex.storage.errors import IncompleteError, UsageError
 
 PROCESSOR_BATCH_TOKENS = 2048
 """What `auto` is on a processor, where larger batches are no faster and memory refuses nothing until it is too late."""
+OVERHEAD_TOKENS = 16
+"""Padding that another batch is worth on a processor."""
+OVERHEAD_TOKENS_ELSEWHERE = 24
+"""The same on an accelerator: short documents in default chunks are padded by less than 3 %."""
 LARGEST_BATCH_TOKENS = 1 << 16
 """Where `auto` stops on an accelerator: larger batches are no faster."""
 
@@ -55,7 +59,7 @@ class Evaluator:
         self._ahead = Stopwatch(running=profile)  # in the loading thread
         self._scorer = Scorer(loaded, self._watch)
         on_processor = loaded.device.type == "cpu"
-        self._overhead_tokens = 16 if on_processor else 64
+        self._overhead_tokens = OVERHEAD_TOKENS if on_processor else OVERHEAD_TOKENS_ELSEWHERE
         self._batch_tokens = PROCESSOR_BATCH_TOKENS if batch_tokens == "auto" and on_processor else batch_tokens
         reason = self._scorer.verdict.reason
         self.notes = [f"{loaded.folder.name}: evaluating with whole logits, since {reason}"] if reason else []

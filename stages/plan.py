@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple, Self
 
@@ -140,12 +141,8 @@ class _Planner:
             if self._num_kept % _BATCH_DOCUMENTS == 0:
                 progress(self._progress())
         if (self._documents.count, self._documents.digest()) == (state.documents, state.digest):
-            try:
-                groups = [restore_group(group, self._options, self._encoder) for group in state.groups]
-            except CorruptObjectError:  # then all of it is planned again
-                groups = []
-            if groups:
-                self.groups = {group.name: planned for group, planned in zip(state.groups, groups, strict=True)}
+            with suppress(CorruptObjectError):  # of damaged rows: then all of it is planned again
+                self.groups = {group.name: restore_group(group, self._options, self._encoder) for group in state.groups}
                 return
         self._documents, self._num_kept = DigestedDocuments(self._corpus.documents(tick)), 0
 

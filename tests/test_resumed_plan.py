@@ -1,5 +1,6 @@
 """An interrupted planner is continued: what it planned is read again and not tokenised again."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from support.corpora import make_documents, write_jsonl
 from everplex.stages.layout import PLAN_STATE_KEY
 from everplex.stages.plan import PlanOptions, PlanProgress, make_plan
 from everplex.stages.records import Plan
+from everplex.storage.codec import compress, decompress
 from everplex.storage.errors import IncompleteError
 from everplex.storage.local import LocalStore
 
@@ -139,14 +141,18 @@ def test_the_state_of_other_planning_is_not_taken(other: dict[str, Any], tmp_pat
     assert plan == make_plan(chosen, LocalStore(tmp_path / "undisturbed"))
 
 
-@pytest.mark.parametrize("damage", ["torn", "empty", "text"])
+@pytest.mark.parametrize("damage", ["torn", "empty", "text", "rows"])
 def test_a_damaged_state_is_not_taken(damage: str, tmp_path: Path, tiny_model: Path) -> None:
     """Then all of it is planned again."""
     chosen = options(tiny_model, write_jsonl(tmp_path / "c.jsonl", DOCUMENTS))
     store = LocalStore(tmp_path / "out")
     interrupt(chosen, store, 1)
     whole = store.get(PLAN_STATE_KEY)
-    store.publish(PLAN_STATE_KEY, {"torn": whole[: len(whole) // 2], "empty": b"", "text": b"{}"}[damage])
+    state = json.loads(decompress(whole, PLAN_STATE_KEY))
+    state["groups"][0]["rows"]["content"] = "0" * 64
+    rows = compress(json.dumps(state).encode())
+    damaged = {"torn": whole[: len(whole) // 2], "empty": b"", "text": b"{}", "rows": rows}
+    store.publish(PLAN_STATE_KEY, damaged[damage])
     plan, kept = resume(chosen, store)
     assert kept == 0
     assert plan == make_plan(chosen, LocalStore(tmp_path / "undisturbed"))
