@@ -101,14 +101,13 @@ class Worker:
         Raises IncompleteError after a stop, CorruptObjectError for a damaged input, and the writer's failure.
         """
         run = self._run
-        loaded, evaluator = self._loaded, self._evaluator
-        for note in evaluator.notes:
+        for note in self._evaluator.notes:
             run.progress.say(note)
         spool = LocalSpool(self._identity.early().id())
         writer = WriterThread(
             Writer(),
             open_store=lambda: run.store,
-            header=lambda: self._header(self._identity.result(), loaded, evaluator),
+            header=lambda: self._header(self._identity.result()),
             spool=spool,
             on_durable=self._tell(self._note_durable),
             on_aside=self._tell(self._schedule.aside),
@@ -118,7 +117,7 @@ class Worker:
         try:
             with writer:
                 try:
-                    self._evaluate_all(evaluator, writer)
+                    self._evaluate_all(writer)
                 finally:
                     self._ended = True  # for the loading thread
                 writer.close(run.stop.seconds_left() if run.stop else _LEAVE_SECONDS)
@@ -126,7 +125,7 @@ class Worker:
             self._say_what_is_not_stored(writer.outcome())
         return self._leave(writer.outcome())
 
-    def _header(self, run: Run, loaded: "LoadedModel", evaluator: "Evaluator") -> Header:
+    def _header(self, run: Run) -> Header:
         return Header(
             run=run.id(),
             plan=run.plan,
@@ -135,10 +134,10 @@ class Worker:
             first=0,
             rank=self._run.rank.rank,
             world_size=self._run.rank.world_size,
-            device=loaded.device_id,
-            environment=loaded.environment,
+            device=self._device,
+            environment=self._loaded.environment,
             store_requests=dict(self._run.store.requests),
-            profile=self._watch.seconds | evaluator.seconds if self._run.settings.profile else {},
+            profile=self._watch.seconds | self._evaluator.seconds if self._run.settings.profile else {},
             created=time.time(),
         )
 
@@ -153,13 +152,13 @@ class Worker:
     def _note_durable(self, receipts: Sequence[Receipt]) -> None:
         self._schedule.durable(receipts, time.monotonic())
 
-    def _evaluate_all(self, evaluator: "Evaluator", writer: WriterThread) -> None:
+    def _evaluate_all(self, writer: WriterThread) -> None:
         """Evaluate what the loading thread brings."""
         from everplex.stages.loader import prefetch
 
         def fetch(take: Take) -> "tuple[Chunk, Prepared | None]":
             chunk = self._fetch(take)
-            return chunk, evaluator.prepare(chunk)
+            return chunk, self._evaluator.prepare(chunk)
 
         with closing(prefetch(self._takes(), fetch, depth=LOOKAHEAD)) as held:
             while (item := self._next(held)) is not None:
@@ -175,8 +174,8 @@ class Worker:
                     raise found
                 try:
                     if self.evaluated % SENTINELS_EVERY == 0:
-                        self._evaluate_sentinels(evaluator, writer)
-                    record = self._evaluate(evaluator, take, *found)
+                        self._evaluate_sentinels(writer)
+                    record = self._evaluate(take, *found)
                 except IncompleteError:  # asked to stop: the batch in flight is dropped
                     return
                 with self._watch("write"):
@@ -209,13 +208,13 @@ class Worker:
             self._schedule.aside([Receipt(take.chunk, take.kind)])
             self._changed.notify_all()
 
-    def _evaluate(self, evaluator: "Evaluator", take: Take, chunk: Chunk, prepared: "Prepared | None" = None) -> Record:
-        losses = evaluator.evaluate(chunk, prepared=prepared, stop=lambda: bool(self._run.stop))
+    def _evaluate(self, take: Take, chunk: Chunk, prepared: "Prepared | None" = None) -> Record:
+        losses = self._evaluator.evaluate(chunk, prepared=prepared, stop=lambda: bool(self._run.stop))
         content, rank = self._contents[take.chunk], self._run.rank.rank
         with self._watch("tally"):
             return make_record(take.chunk, content, chunk, losses, kind=take.kind, rank=rank)
 
-    def _evaluate_sentinels(self, evaluator: "Evaluator", writer: WriterThread) -> None:
+    def _evaluate_sentinels(self, writer: WriterThread) -> None:
         """Evaluate the same few chunks as every other worker, where there are others to compare with."""
         rank = self._run.rank
         if not self._other_devices and (rank.world_size or 1) <= rank.local_world_size:
@@ -224,7 +223,7 @@ class Worker:
         for chunk in sentinel_chunks(self._run.plan, count):
             if chunk in self._progress.tokens:
                 take = Take(chunk, "sentinel", "extra")
-                self._submit(writer, self._evaluate(evaluator, take, self._fetch(take)))
+                self._submit(writer, self._evaluate(take, self._fetch(take)))
 
     def _submit(self, writer: WriterThread, record: Record) -> None:
         writer.submit(record)

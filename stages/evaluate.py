@@ -176,8 +176,9 @@ class Evaluator:
         def fits(tokens: int) -> bool:
             ids_BT = torch.zeros(tokens // longest, longest, dtype=torch.int64, device=self._device)
             positions = torch.arange(ids_BT.numel(), device=self._device)
+            mask_BT = torch.ones_like(ids_BT) if self._scorer.verdict.needs_mask else None
             try:
-                self._scorer.add(Batch(ids_BT, torch.ones_like(ids_BT), positions, ids_BT.flatten()))
+                self._scorer.add(Batch(ids_BT, mask_BT, positions, ids_BT.flatten()))
                 self._scorer.finish()
                 self._synchronize()
             except RuntimeError as error:

@@ -63,13 +63,10 @@ class WaitingStream(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupState(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the plan of a group needs to go on after its first `documents` documents."""
+    """All that the plan of a group needs to go on after the documents that `spec` counts."""
 
-    name: str
-    documents: int
-    windowless: Counts
+    spec: GroupSpec
     chunks: list[ChunkRow]
-    tables: list[str]
     table: bytes
     """Lines of the document table that is not full as yet."""
     rows: WaitingRows | None
@@ -119,11 +116,8 @@ class GroupPlan(ABC):
         """Return what `restore_group` needs to go on from here; None where nothing is done before the last document."""
         waiting = self._bundler.waiting()
         return GroupState(
-            name=self._name,
-            documents=self._num_documents,
-            windowless=self._windowless,
+            spec=self.spec(),
             chunks=self.chunks,
-            tables=self._tables,
             table=b"".join(self._table),
             rows=None
             if waiting is None
@@ -134,9 +128,9 @@ class GroupPlan(ABC):
         """Go on from a state of the same group. Raises CorruptObjectError where its rows are damaged."""
         self.chunks = list(state.chunks)
         self.num_tokens = sum(row.tokens for row in state.chunks)
-        self._num_documents = state.documents
-        self._windowless = state.windowless
-        self._tables = list(state.tables)
+        self._num_documents = state.spec.documents
+        self._windowless = state.spec.windowless
+        self._tables = list(state.spec.document_tables)
         self._table = state.table.splitlines(keepends=True)
         if state.rows is not None:
             chunk = decode_chunk(state.rows.chunk, f"state of group {self._name!r}", state.rows.content)
@@ -355,6 +349,6 @@ def make_group(name: str, options: PlanOptions, encoder: Encoder) -> GroupPlan:
 
 def restore_group(state: GroupState, options: PlanOptions, encoder: Encoder) -> GroupPlan:
     """Return the plan of a group as it was when its state was taken."""
-    group = make_group(state.name, options, encoder)
+    group = make_group(state.spec.name, options, encoder)
     group.restore(state)
     return group

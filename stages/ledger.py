@@ -26,6 +26,7 @@ from everplex.storage.errors import CorruptObjectError, ObjectNotFoundError
 from everplex.storage.store import Store
 
 THREADS = 8
+"""Threads that fetch."""
 FETCHED_AT_ONCE = 16
 """Objects that a thread fetches before it hands them over; fewer where there are few."""
 CACHED_BYTES = 64 << 20
@@ -55,26 +56,25 @@ class Ledger:
 
     def refresh(self) -> None:
         """List the store and read the segments that are new. Raises the store's error where it cannot be read."""
-        with collector_paused():
-            self.read_keys(entry.key for entry in self._store.list(SEGMENTS_PREFIX))
+        self.read_keys(entry.key for entry in self._store.list(SEGMENTS_PREFIX))
 
     def read_keys(self, keys: Iterable[str]) -> None:
         """Read those of the segments `keys` that are new, roll-ups first."""
         singles: list[tuple[SegmentName, str]] = []
         rollups: list[tuple[SegmentName, str]] = []
-        for key in keys:
-            if key in self._read:
-                continue
-            name = parse_segment_key(key)
-            if name is None:
-                self.set_aside[key] = f"{key}: not the name of a segment"
-            else:
-                (rollups if name.is_rollup else singles).append((name, key))
         for derived in ("copies", "recorded"):
             self.__dict__.pop(derived, None)
         with collector_paused():
+            for key in keys:
+                if key in self._read:
+                    continue
+                name = parse_segment_key(key)
+                if name is None:
+                    self.set_aside[key] = f"{key}: not the name of a segment"
+                else:
+                    (rollups if name.is_rollup else singles).append((name, key))
             for names in (sorted(rollups, key=_widest_first), singles):
-                self._read_all(key for name, key in names if not self._covered[name.worker].holds(name.first, name.seq))
+                self._read_all(key for name, key in names if not self._is_repeated(name))
 
     @cached_property
     def copies(self) -> Copies:
@@ -126,7 +126,10 @@ class Ledger:
     def is_covered(self, key: str) -> bool:
         """Whether a verified roll-up repeats all that this segment holds."""
         name = parse_segment_key(key)
-        return name is not None and self._covered[name.worker].holds(name.first, name.seq)
+        return name is not None and self._is_repeated(name)
+
+    def _is_repeated(self, name: SegmentName) -> bool:
+        return self._covered[name.worker].holds(name.first, name.seq)
 
     def _read_all(self, keys: Iterable[str]) -> None:
         order = list(keys)
@@ -169,16 +172,16 @@ class Ledger:
     def _fetch(self, keys: Sequence[str]) -> Iterator[Segment | CorruptObjectError | ObjectNotFoundError]:
         """Segments in the order of `keys`, a bounded number of them ahead; the store's other errors are raised."""
         size = max(1, min(FETCHED_AT_ONCE, len(keys) // (4 * self._threads)))
-        runs = [keys[start : start + size] for start in range(0, len(keys), size)]
         waiting: deque[tuple[Sequence[str], Future[list[bytes | ObjectNotFoundError]]]] = deque()
         with ThreadPoolExecutor(self._threads, thread_name_prefix="ledger") as pool:
             try:
-                while runs or waiting:
-                    while runs and len(waiting) < 2 * self._threads:
-                        waiting.append((runs[0], pool.submit(self._get_all, runs.pop(0))))
-                    run, future = waiting.popleft()
-                    yield from map(_decode, run, future.result())
-                    gc.collect(0)  # requests leave cycles, which would pile up while the collector is paused
+                for start in range(0, len(keys), size):
+                    run = keys[start : start + size]
+                    waiting.append((run, pool.submit(self._get_all, run)))
+                    if len(waiting) >= 2 * self._threads:
+                        yield from _decode_all(*waiting.popleft())
+                while waiting:
+                    yield from _decode_all(*waiting.popleft())
             finally:
                 for _, future in waiting:
                     future.cancel()
@@ -208,6 +211,13 @@ class Ledger:
             self._cache[key] = data
         else:
             self._cache.clear()  # a part of a large run is of little use
+
+
+def _decode_all(
+    keys: Sequence[str], fetched: Future[list[bytes | ObjectNotFoundError]]
+) -> Iterator[Segment | CorruptObjectError | ObjectNotFoundError]:
+    yield from map(_decode, keys, fetched.result())
+    gc.collect(0)  # requests leave cycles, which would pile up while the collector is paused
 
 
 def _decode(key: str, data: bytes | ObjectNotFoundError) -> Segment | CorruptObjectError | ObjectNotFoundError:

@@ -68,8 +68,8 @@ def make_plan(
     encoder = Encoder(options)
     corpus = Corpus(options)
     with _Uploads(store) as uploads:
-        planner = _Planner(options, store, encoder, corpus, uploads)
-        planner.run(progress or (lambda _: None), stop or (lambda: False), state_seconds)
+        planner = _Planner(options, store, encoder, corpus, uploads, progress=progress, stop=stop)
+        planner.run(state_seconds)
     groups = list(planner.groups.values())
     plan = Plan(
         protocol=encoder.protocol.spec,
@@ -92,7 +92,15 @@ class _Planner:
     """Streams the corpus through the plans of its groups, in order of appearance, and their objects to the store."""
 
     def __init__(
-        self, options: PlanOptions, store: Store, encoder: Encoder, corpus: Corpus, uploads: "_Uploads"
+        self,
+        options: PlanOptions,
+        store: Store,
+        encoder: Encoder,
+        corpus: Corpus,
+        uploads: "_Uploads",
+        *,
+        progress: Callable[[PlanProgress], None] | None,
+        stop: Callable[[], bool] | None,
     ) -> None:
         self.groups: dict[str, GroupPlan] = {}
         self._options = options
@@ -100,24 +108,20 @@ class _Planner:
         self._encoder = encoder
         self._corpus = corpus
         self._uploads = uploads
+        self._tell = progress or (lambda _: None)
+        self._stop = stop or (lambda: False)
         self._identity = planning_identity(options, encoder)
-        self._documents = DigestedDocuments(())
+        self._documents = DigestedDocuments(corpus.documents(self._tick))
         self._num_kept = 0
 
-    def run(self, progress: Callable[[PlanProgress], None], stop: Callable[[], bool], state_seconds: float) -> None:
+    def run(self, state_seconds: float) -> None:
         """Plan the whole corpus. Raises IncompleteError when `stop` says so."""
-
-        def tick() -> None:
-            if stop():
-                raise IncompleteError("planning stopped before there was anything new; run the same command again")
-
-        self._documents = DigestedDocuments(self._corpus.documents(tick))
-        self._resume(tick, progress)
+        self._resume()
         saved = time.monotonic()
         for batch in _batches(self._documents):
             self._add(batch)
-            progress(self._progress())
-            if stop():
+            self._tell(self._progress())
+            if self._stop():
                 self._save()
                 raise IncompleteError(
                     f"planning stopped after {self._documents.count} documents; run the same command again"
@@ -128,23 +132,29 @@ class _Planner:
         for group in self.groups.values():
             for output in group.finish():
                 self._uploads.submit(output)
-        progress(self._progress())
+        self._tell(self._progress())
 
-    def _resume(self, tick: Callable[[], None], progress: Callable[[PlanProgress], None]) -> None:
+    def _tick(self) -> None:
+        if self._stop():
+            raise IncompleteError("planning stopped before there was anything new; run the same command again")
+
+    def _resume(self) -> None:
         """Take over the state of an interrupted planner if the corpus begins with the documents that it planned."""
         state = load_state(self._store, self._identity)
         if state is None:
             return
         for _ in islice(self._documents, state.documents):
-            tick()
+            self._tick()
             self._num_kept = self._documents.count
             if self._num_kept % _BATCH_DOCUMENTS == 0:
-                progress(self._progress())
+                self._tell(self._progress())
         if (self._documents.count, self._documents.digest()) == (state.documents, state.digest):
             with suppress(CorruptObjectError):  # of damaged rows: then all of it is planned again
-                self.groups = {group.name: restore_group(group, self._options, self._encoder) for group in state.groups}
+                self.groups = {
+                    group.spec.name: restore_group(group, self._options, self._encoder) for group in state.groups
+                }
                 return
-        self._documents, self._num_kept = DigestedDocuments(self._corpus.documents(tick)), 0
+        self._documents, self._num_kept = DigestedDocuments(self._corpus.documents(self._tick)), 0
 
     def _add(self, batch: list[Document]) -> None:
         for document, encoded in zip(batch, self._encoder.encode(batch), strict=True):
