@@ -1,9 +1,9 @@
 """The tokenizer: token ids as transformers gives them, on all cores, and a digest of its content."""
 
-import os
 from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -189,13 +189,14 @@ def load_tokenizer(name: str, revision: str | None = None, *, trust_remote_code:
     from transformers import AutoTokenizer  # noqa: PLC0415 - it imports torch, and a login node compares plans without
 
     is_path = name.startswith(("/", ".", "~")) or name.count("/") > 1
-    if is_path and not os.path.isdir(name):  # noqa: PTH112 - a hub id is no path
-        raise UsageError(f"{name}: no such folder; expected one with a tokenizer, or a hub id")
     folder = expand_home(name)
-    if folder.is_dir() and not any(True for pattern in _FILES for _ in folder.glob(pattern)):
+    if is_path and not folder.is_dir():
+        raise UsageError(f"{name}: no such folder; expected one with a tokenizer, or a hub id")
+    if folder.is_dir() and not _files_in(folder):
         raise UsageError(f"{name}: expected a folder with a tokenizer (tokenizer.json), found none in it; name another")
+    place = str(folder) if folder.is_dir() else name
     try:
-        hf = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code, use_fast=True)
+        hf = AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=trust_remote_code, use_fast=True)
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UsageError(
@@ -219,7 +220,7 @@ def load_card(
     folder = expand_home(name)
     if trust_remote_code or not folder.is_dir():
         return read()
-    files = sorted(file for pattern in _FILES for file in folder.glob(pattern) if file.is_file())
+    files = _files_in(folder)
     names = [str(file.relative_to(folder)) for file in files]
     question = ["tokenizer 1", name, prefix_id, version("transformers"), version("tokenizers"), names]
     try:
@@ -229,3 +230,7 @@ def load_card(
             f"{name}: the tokenizer could not be looked up ({error}); its files have to be readable and "
             f"{cache_folder()} writable (EVERPLEX_CACHE names another cache folder)"
         ) from error
+
+
+def _files_in(folder: Path) -> list[Path]:
+    return sorted(file for pattern in _FILES for file in folder.glob(pattern) if file.is_file())
