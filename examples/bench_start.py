@@ -121,7 +121,10 @@ def build(work: Path, arguments: list[str], options: argparse.Namespace) -> None
         str(work / "c.jsonl"), tokenizer=arguments[3], out=str(work / "out"), context=16, chunk_tokens=1
     )
     print(f"planned {len(plan.chunks):,} chunks in {time.perf_counter() - start:.0f} s")
-    subprocess.run([sys.executable, "-m", "everplex", *arguments, "--max-seconds", "8"], check=False)
+    with subprocess.Popen([sys.executable, "-m", "everplex", *arguments]) as beginning:
+        while beginning.poll() is None and not list((work / "out").glob("segments/*/*")):
+            time.sleep(0.1)
+        beginning.terminate()
     record_all_but(work, plan, options.left)
     (work / "built").touch()
 
